@@ -1,0 +1,31 @@
+"""Which tests run: slow ones on request, GPU ones where there is a GPU; and one CPU stand-in for the whole process."""
+
+import os
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # small matrices: more threads only take turns
+
+
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow too (the real model, minutes)")
+
+
+def pytest_configure(config):
+    """Answer CUDA requests with the CPU before any test module imports megatron.core (the order of imports matters)."""
+    from megatron.training import cpu_device
+
+    cpu_device.install()
+
+
+def pytest_collection_modifyitems(config, items):
+    import torch
+
+    missing = {
+        "slow": None if config.getoption("--slow") else "slow: run with --slow",
+        "gpu": None if torch.cuda.is_available() else "gpu: this machine has no CUDA device",
+    }
+    for item in items:
+        for marker, reason in missing.items():
+            if reason and marker in item.keywords:
+                item.add_marker(pytest.mark.skip(reason=reason))

@@ -1,0 +1,74 @@
+"""A small Llama of megatron-core in this process: one rank, gloo, fp32."""
+
+import os
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session")
+def one_rank(tmp_path_factory):
+    """Process group and model parallel state of a single rank."""
+    import torch.distributed as dist
+
+    from megatron.core import parallel_state, tensor_parallel
+    from megatron.training import cpu_device
+
+    cpu_device.install_core()
+    if not dist.is_initialized():
+        store = tmp_path_factory.mktemp("store") / "rendezvous"
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.initialize_model_parallel()
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    return os.getpid()
+
+
+@pytest.fixture
+def build_model(one_rank):
+    """`build_model(**overrides)` -> a GPTModel of 2 layers; overrides go to its TransformerConfig."""
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer import TransformerConfig
+
+    def build(**overrides):
+        torch.manual_seed(3)
+        settings = {
+            "num_layers": 2,
+            "hidden_size": 64,
+            "ffn_hidden_size": 96,
+            "num_attention_heads": 4,
+            "num_query_groups": 2,
+            "normalization": "RMSNorm",
+            "gated_linear_unit": True,
+            "activation_func": torch.nn.functional.silu,
+            "add_bias_linear": False,
+            "attention_dropout": 0.0,
+            "hidden_dropout": 0.0,
+            "use_cpu_initialization": True,
+            "gradient_accumulation_fusion": False,
+            "masked_softmax_fusion": False,
+            "bias_activation_fusion": False,
+            "bias_dropout_fusion": False,
+            "apply_rope_fusion": False,
+        }
+        config = TransformerConfig(**(settings | overrides))
+        spec = get_gpt_layer_local_spec(normalization="RMSNorm")
+        return GPTModel(config, spec, vocab_size=128, max_sequence_length=32, position_embedding_type="rope")
+
+    return build
+
+
+@pytest.fixture
+def gradients():
+    """`gradients(model)` -> (loss, {parameter: gradient}) of one fixed micro-batch."""
+
+    def run(model):
+        ids = (torch.arange(33) * 7 % 128)[None]
+        position = torch.arange(32)[None]
+        model.zero_grad(set_to_none=True)
+        loss = model(ids[:, :-1], position, None, labels=ids[:, 1:]).mean()
+        loss.backward()
+        return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
+
+    return run

@@ -1,0 +1,194 @@
+"""Probes: attached where they belong, absent where nothing is asked for, and exact where nothing is quantised."""
+
+import pytest
+import torch
+
+from megatron.core import instrumentation
+from megatron.core.instrumentation import instrument
+from megatron.core.probe import Probe
+from megatron.quantscope.gemm import QuantConfig
+
+MODULES_A_LAYER = 5  # linear_qkv, core_attention, linear_proj, linear_fc1, linear_fc2
+LAYERS = 2
+
+
+class EveryTensor:
+    """A site that keeps everything, in memory."""
+
+    def __init__(self):
+        self.rows = []
+
+    def tap(self):
+        return lambda operation, phase, name, tensor: self.rows.append(
+            (operation, phase, name, tensor.detach().clone())
+        )
+
+
+class Session:
+    """Records what `instrument` asks of a capture session."""
+
+    def __init__(self):
+        self.sites = {}
+        self.requests = {}
+
+    def site(self, *, module, **request):
+        if module == "output_layer":
+            return None
+        self.requests[module] = request
+        return self.sites.setdefault(module, EveryTensor())
+
+
+def recipe(**settings):
+    return QuantConfig(**({"quant_type": "mxfp8"} | settings))
+
+
+def probed(model):
+    found = {}
+    for name, module in model.named_modules():
+        bound = vars(module).get("_forward_impl") or vars(module).get("forward")
+        if bound is not None:
+            found[name] = bound.args[1]
+    return found
+
+
+def test_nothing_is_attached_when_nothing_is_asked_for(build_model):
+    model = build_model()
+    assert instrument([model], recipe=None, session=None, num_layers=LAYERS) == 0
+    assert probed(model) == {}
+
+
+def test_none_attaches_nothing(build_model):
+    assert instrument([build_model()], recipe=recipe(quant_type="none"), session=None, num_layers=LAYERS) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "modules_a_layer", "layers"),
+    [({}, 5, 2), ({"scope": "linear"}, 4, 2), ({"scope": "attention"}, 1, 2), ({"skip_first_layers": 1}, 5, 1)],
+)
+def test_the_recipe_decides_what_is_probed(build_model, settings, modules_a_layer, layers):
+    model = build_model()
+    count = instrument([model], recipe=recipe(**settings), session=None, num_layers=LAYERS)
+    assert count == modules_a_layer * layers == len(probed(model))
+    assert not any(name.startswith(("output_layer", "embedding")) for name in probed(model))
+
+
+def test_wrapped_models_keep_bare_names(build_model):
+    wrapper = torch.nn.Module()
+    wrapper.module = torch.nn.Module()
+    wrapper.module.module = build_model()
+    session = Session()
+    assert instrument([wrapper], recipe=None, session=session, num_layers=LAYERS) == MODULES_A_LAYER * LAYERS
+    assert "decoder.layers.1.self_attention.core_attention" in session.sites
+    assert session.requests["decoder.layers.1.mlp.linear_fc2"]["layer_idx"] == 1
+
+
+def test_names_and_layers_are_those_of_the_whole_model(build_model):
+    """The second pipeline stage calls its first layer 0; in the whole model it is layer 2."""
+    model = build_model()
+    for layer in model.decoder.layers:
+        layer.layer_number += LAYERS
+    session = Session()
+    instrument([model], recipe=None, session=session, num_layers=2 * LAYERS)
+    assert {request["layer_idx"] for request in session.requests.values()} == {2, 3}
+    assert "decoder.layers.2.self_attention.linear_qkv" in session.sites
+    assert not any(".layers.0." in name for name in session.sites)
+
+
+def test_watching_without_quantising_changes_no_bit(build_model, gradients):
+    plain = gradients(build_model())
+    model, session = build_model(), Session()
+    instrument([model], recipe=None, session=session, num_layers=LAYERS)
+    loss, grads = gradients(model)
+    assert torch.equal(loss, plain[0])
+    for name, grad in grads.items():
+        assert torch.equal(grad, plain[1][name]), name
+
+
+def test_a_watched_module_shows_each_tensor_once_and_in_order(build_model, gradients):
+    for quant_type in (None, "mxfp8"):
+        model, session = build_model(), Session()
+        instrument([model], recipe=quant_type and recipe(), session=session, num_layers=LAYERS)
+        _, grads = gradients(model)
+        rows = session.sites["decoder.layers.0.mlp.linear_fc1"].rows
+        assert [row[:3] for row in rows] == [
+            ("forward", "pre", "input"),
+            ("forward", "pre", "weight"),
+            ("forward", "post", "output"),
+            ("backward", "pre", "grad_output"),
+            ("backward", "pre", "weight"),
+            ("backward", "post", "grad_input"),
+            ("backward", "post", "grad_weight"),
+        ]
+        assert torch.equal(rows[-1][3], grads["decoder.layers.0.mlp.linear_fc1.weight"])
+        rows = session.sites["decoder.layers.0.self_attention.core_attention"].rows
+        assert [row[2] for row in rows[:5]] == ["query", "key", "value", "output", "grad_output"]
+        assert {row[2]: tuple(row[3].shape) for row in rows[5:]} == {
+            "grad_query": (32, 1, 4, 16),
+            "grad_key": (32, 1, 2, 16),
+            "grad_value": (32, 1, 2, 16),
+        }
+
+
+def test_quantising_changes_the_loss_a_little(build_model, gradients):
+    plain, _ = gradients(build_model())
+    model = build_model()
+    instrument([model], recipe=recipe(quant_type="mxfp4"), session=None, num_layers=LAYERS)
+    loss, _ = gradients(model)
+    assert loss != plain
+    assert abs(loss - plain) < 0.1 * plain
+
+
+def test_recomputation_with_capture_is_refused(build_model):
+    model = build_model(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
+    with pytest.raises(ValueError, match=r"recompute_granularity 'full' .* can not be combined with --save-tensors"):
+        instrument([model], recipe=None, session=Session(), num_layers=LAYERS)
+
+
+def test_attention_variants_that_can_not_be_quantised_are_refused_by_name(build_model):
+    model = build_model(apply_query_key_layer_scaling=True, attention_softmax_in_fp32=True)
+    with pytest.raises(ValueError, match="apply_query_key_layer_scaling; use --quant-scope linear"):
+        instrument([model], recipe=recipe(), session=None, num_layers=LAYERS)
+    instrument([model], recipe=recipe(scope="linear"), session=None, num_layers=LAYERS)
+
+
+def test_fused_accumulation_goes_to_main_grad(build_model, gradients, monkeypatch):
+    """The CUDA extension's contract, played by torch: dyT x is added to main_grad, autograd gets a placeholder."""
+    from megatron.core.tensor_parallel import layers
+
+    class Kernel:
+        @staticmethod
+        def wgrad_gemm_accum_fp32(x, dy, main_grad):
+            main_grad.add_(dy.t() @ x)
+
+        wgrad_gemm_accum_fp16 = wgrad_gemm_accum_fp32
+
+    _, expected = gradients(build_model())
+    monkeypatch.setattr(layers, "fused_weight_gradient_mlp_cuda", Kernel, raising=False)
+    model, session = build_model(), Session()
+    instrument([model], recipe=None, session=session, num_layers=LAYERS)
+    name = "decoder.layers.0.mlp.linear_fc1"
+    layer = model.get_submodule(name)
+    layer.gradient_accumulation_fusion = True
+    layer.weight.main_grad = torch.ones_like(layer.weight)
+    layer.weight.grad_added_to_main_grad = False
+    gradients(model)
+    assert layer.weight.grad_added_to_main_grad
+    torch.testing.assert_close(layer.weight.main_grad, expected[f"{name}.weight"] + 1)
+    assert torch.equal(session.sites[name].rows[-1][3], expected[f"{name}.weight"])
+
+
+def test_the_table_of_kinds_names_captured_tensors_only():
+    linear = {"input", "weight", "output", "grad_output", "grad_input", "grad_weight"}
+    attention = {"query", "key", "value", "output", "grad_output", "grad_query", "grad_key", "grad_value"}
+    for kind in instrumentation.KINDS.values():
+        known = linear if kind.layer_type == "linear" else attention
+        assert set(kind.split) | kind.partial | kind.gathered <= known
+
+
+def test_attaching_again_replaces_the_probe(build_model):
+    model = build_model()
+    layer = model.decoder.layers[0].mlp.linear_fc1
+    first, second = Probe(recipe().linear(0, LAYERS), None), Probe(recipe(quant_type="mxfp4").linear(0, LAYERS), None)
+    layer.attach_probe(first)
+    layer.attach_probe(second)
+    assert probed(model) == {"decoder.layers.0.mlp.linear_fc1": second}

@@ -1,0 +1,65 @@
+"""Whole training runs of a small Llama through pretrain_gpt.py, each in processes of its own."""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from megatron.quantscope.capture import open_capture
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 300
+LAYERS, HIDDEN, HEADS, GROUPS, FFN, SEQUENCE, VOCABULARY = 2, 64, 4, 2, 96, 64, 256
+
+MODEL_FLAGS = (
+    f"--num-layers {LAYERS} --hidden-size {HIDDEN} --ffn-hidden-size {FFN} --num-attention-heads {HEADS} "
+    f"--group-query-attention --num-query-groups {GROUPS} --seq-length {SEQUENCE} --max-position-embeddings {SEQUENCE} "
+    "--position-embedding-type rope --swiglu --normalization RMSNorm --disable-bias-linear "
+    "--untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0 "
+    f"--mock-data --tokenizer-type NullTokenizer --vocab-size {VOCABULARY} --micro-batch-size 1 --global-batch-size 2 "
+    "--train-iters 3 --lr 1e-3 --min-lr 1e-4 --eval-iters 0 --log-interval 1 --seed 7"
+).split()
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one training run printed, and its loss at every iteration, as text to compare exactly."""
+
+    output: str
+    losses: list[str]
+
+
+def pretrain(*flags: object, ranks: int = 1, **environment: str) -> Run:
+    """Train the small model; fails the test with the run's own output when the run fails."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
+    command = [*(launcher if ranks > 1 else [sys.executable]), str(ROOT / "pretrain_gpt.py"), *MODEL_FLAGS]
+    result = subprocess.run(
+        [*command, *map(str, flags)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    output = result.stdout + result.stderr
+    assert result.returncode == 0, output[-4000:]
+    return Run(output, re.findall(r"lm loss: (\S+)", result.stdout))
+
+
+@pytest.fixture(scope="session")
+def captured(tmp_path_factory):
+    """`captured("mxfp8", *flags)` -> (capture, records): one run a combination, shared by the tests of a worker."""
+    runs = {}
+
+    def run(quant_type: str, *flags: object):
+        key = (quant_type, *map(str, flags))
+        if key not in runs:
+            directory = tmp_path_factory.mktemp("capture")
+            pretrain("--save-tensors", "--tensor-save-dir", directory, "--quant-type", quant_type, *flags)
+            runs[key] = open_capture(directory)
+        return runs[key]
+
+    return run
