@@ -1,0 +1,1 @@
+"""Command-line programs of the project: set-up, data, models, drivers, visualisation."""

@@ -1,0 +1,1 @@
+"""Fetching real text and models, and turning text into token files."""

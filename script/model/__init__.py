@@ -1,0 +1,1 @@
+"""Importing pretrained Llama-type checkpoints, and measuring their loss."""

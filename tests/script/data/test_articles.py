@@ -1,0 +1,86 @@
+"""Documents out of dumps, JSON lines and plain text."""
+
+import bz2
+import gzip
+import json
+
+import pytest
+
+from script.data.articles import Article, read_articles
+from script.data.command_line import InputError
+
+
+def _read(path, **options):
+    return [(article.title, article.text) for article in read_articles(path, **options)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_dump_gives_the_text_of_its_articles(dump, articles, workers):
+    assert _read(dump, workers=workers) == articles
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [("", bytes), (".bz2", bz2.compress), (".gz", gzip.compress)])
+@pytest.mark.parametrize("kind", [".xml", ".jsonl", ".txt"])
+def test_packed_or_not(tmp_path, dump_text, articles, kind, suffix, pack):
+    lines = "".join(Article(*article).to_json_line() for article in articles)
+    text = articles[1][1]
+    content, expected = {
+        ".xml": (dump_text, articles),
+        ".jsonl": (lines, articles),
+        ".txt": (text, [("", text)]),
+    }[kind]
+    path = tmp_path / f"some.name{kind}{suffix}"
+    path.write_bytes(pack(content.encode()))
+    assert _read(path) == expected
+
+
+def test_json_key(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"body": "one"}\n\n{"body": " "}\n{"title": "T", "body": "two"}\n')
+    assert _read(path, text_key="body") == [("", "one"), ("T", "two")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b'{"text": "x"}\n{"text": \n', "line 2 is not JSON"),
+        ("a.jsonl", b'{"text": "x"}\n["text"]\n', "line 2 has no text under the key 'text'"),
+        ("a.jsonl", b'{"text": 3}\n', "line 1 has no text"),
+        ("a.xml", b"", "can not be read as .xml"),
+        ("a.txt", b"\xff\xfe\x00", "can not be read as .txt"),
+        ("a.xml.bz2", b"not packed", "a.xml.bz2"),
+        ("a.txt.gz", b"not packed", "a.txt.gz"),
+    ],
+)
+def test_broken_input_is_named(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        _read(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [0.9, 0.5])
+@pytest.mark.parametrize("pack", [bytes, bz2.compress])
+def test_a_truncated_dump_is_named(tmp_path, dump_text, size, pack):
+    path = tmp_path / ("a.xml" if pack is bytes else "a.xml.bz2")
+    content = pack(dump_text.encode())
+    path.write_bytes(content[: int(size * len(content))])
+    with pytest.raises(InputError, match=r"can not be read as \.xml"):
+        _read(path)
+
+
+def test_json_line_round_trip(tmp_path):
+    article = Article('Ti"tle', "line\nbreak \u2028 and \u00e9")
+    path = tmp_path / "a.jsonl"
+    path.write_text(article.to_json_line(), encoding="utf-8")
+    assert list(read_articles(path)) == [article]
+    assert json.loads(path.read_text(encoding="utf-8"))["title"] == article.title
+
+
+def test_pages_are_read_one_by_one(tmp_path, dump_text):
+    """The first article comes before the dump's end is read: a broken end does not keep it back."""
+    path = tmp_path / "a.xml"
+    path.write_text(dump_text.replace("</mediawiki>", "<page>" * 3))
+    documents = read_articles(path)
+    assert next(documents).title == "Bread"
