@@ -1,0 +1,186 @@
+"""Which format each operand of each GEMM of a module has, and the quantising of one operand.
+
+A linear layer y = x wT runs three GEMMs, attention six. Each quantises its two operands along its own contraction axis,
+so the same tensor (w in fprop and in dgrad) goes through the format twice, differently cut into blocks:
+
+    fprop   y  = x wT     along K         scores   s  = q kT    along head_dim
+    dgrad   dx = dy w     along N         context  o  = p v     along keys
+    wgrad   dw = dyT x    along tokens    dv       dv = pT do   along queries
+                                          dp       dp = do vT   along head_dim
+                                          dq       dq = ds k    along keys
+                                          dk       dk = dsT q   along queries
+
+Gradients (dy, do, ds) may have another format, and a scale: values of 1e-6 and less are below the range of a format
+that has none of its own. `pow2-amax` multiplies such a tensor by the largest power of two that keeps its amax within
+the format's full precision before quantising, and divides it off after; a number multiplies by that number. A power of
+two changes no digit, so only the format does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from megatron.quantscope.flags.quantization import SCALE_RULES, UNQUANTIZED
+from megatron.quantscope.flags.values import GRAD_SCALE_RULES
+from megatron.quantscope.formats import Format, get_format
+from megatron.quantscope.formats.dispatch import fake_quantize
+
+ReduceAmax = Callable[[Tensor], Tensor]
+"""Maximum of a scalar tensor over the ranks that hold shards of an operand."""
+Gemms = Mapping[str, tuple[str, str]]
+
+GRADIENT_OPERANDS = frozenset({"dy", "do", "ds"})
+NO_GRAD_SCALE, POW2_AMAX = GRAD_SCALE_RULES
+_MAX_SCALE_EXPONENT = 126  # so that neither 2^e nor 2^-e is subnormal or overflows in float32
+_POWER_OF_TWO_FRACTION = 0.5  # of math.frexp
+_Self = TypeVar("_Self", bound="OperandFormats")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperandFormats:
+    """The formats of the operands of a module's GEMMs; `LinearQuant` and `AttentionQuant` say which GEMMs those are.
+
+    Attributes:
+        gemms: GEMM -> operand -> name of its format, `none` where it is not quantised.
+        scale_rule: `floor` or `rceil`, for formats with E8M0 scales.
+        grad_scale: `none`, `pow2-amax` or a power of two, for the gradient operands that are quantised.
+    """
+
+    GEMMS: ClassVar[Gemms]
+
+    gemms: Mapping[str, Mapping[str, str]]
+    scale_rule: str = "floor"
+    grad_scale: str | float = NO_GRAD_SCALE
+
+    def __post_init__(self) -> None:
+        given = {gemm: sorted(operands) for gemm, operands in self.gemms.items()}
+        if given != {gemm: sorted(operands) for gemm, operands in self.GEMMS.items()}:
+            raise ValueError(f"{type(self).__name__} has GEMMs {given}; they must be {dict(self.GEMMS)}")
+        for name in {name for operands in self.gemms.values() for name in operands.values()} - {UNQUANTIZED}:
+            get_format(name)
+        if self.scale_rule not in SCALE_RULES:
+            raise ValueError(f"unknown scale rule {self.scale_rule!r}: choose from {', '.join(SCALE_RULES)}")
+        check_grad_scale(self.grad_scale)
+
+    def formats(self) -> dict[str, Any]:
+        """Plain JSON of all of this: the format of every operand by GEMM, `scale_rule` and `grad_scale`."""
+        gemms: dict[str, Any] = {gemm: dict(operands) for gemm, operands in self.gemms.items()}
+        return gemms | {"scale_rule": self.scale_rule, "grad_scale": self.grad_scale}
+
+    @classmethod
+    def from_formats(cls: type[_Self], data: Mapping[str, Any]) -> _Self:
+        """The inverse of `formats`.
+
+        Raises:
+            ValueError: A GEMM, operand, format or rule is missing or unknown.
+        """
+        rules = {"scale_rule", "grad_scale"}
+        missing = rules - set(data)
+        if missing:
+            raise ValueError(f"formats lack {', '.join(sorted(missing))}")
+        gemms = {gemm: dict(operands) for gemm, operands in data.items() if gemm not in rules}
+        return cls(gemms=gemms, scale_rule=data["scale_rule"], grad_scale=data["grad_scale"])
+
+    def quantize(
+        self, tensor: Tensor, gemm: str, operand: str, *, axis: int, reduce_amax: ReduceAmax | None = None
+    ) -> Tensor:
+        """An operand as its GEMM sees it: `tensor` itself where its format changes nothing.
+
+        Args:
+            tensor: The operand in high precision.
+            gemm: The GEMM, such as `fprop`.
+            operand: Its name there, such as `x`.
+            axis: The contraction axis of the GEMM.
+            reduce_amax: Where the tensor is a shard: makes the amax of its own elements that of the whole tensor.
+        """
+        name = self.gemms[gemm][operand]
+        if name == UNQUANTIZED:
+            return tensor
+        fmt = get_format(name)
+        if fmt.is_identity_for(tensor.dtype):
+            return tensor
+        scale = None if operand not in GRADIENT_OPERANDS else self._scale_of(tensor, fmt, reduce_amax)
+        if scale is None:
+            amax = _whole_amax(tensor, fmt, reduce_amax)
+            return fake_quantize(tensor, fmt, axis=axis, scale_rule=self.scale_rule, amax=amax)
+        # fp16 has no room for the factor.
+        scaled = (tensor.float() if tensor.dtype == torch.float16 else tensor) * scale
+        amax = _whole_amax(scaled, fmt, reduce_amax)
+        fake_quantize(scaled, fmt, axis=axis, scale_rule=self.scale_rule, amax=amax, out=scaled)
+        return scaled.div_(scale).to(tensor.dtype)
+
+    def needs_amax(self, gemm: str, operand: str) -> bool:
+        """Whether quantising this operand looks at the largest magnitude of all of it."""
+        name = self.gemms[gemm][operand]
+        if name == UNQUANTIZED:
+            return False
+        scaled = operand in GRADIENT_OPERANDS and self.grad_scale == POW2_AMAX
+        return scaled or needs_tensor_amax(get_format(name))
+
+    def _scale_of(self, tensor: Tensor, fmt: Format, reduce_amax: ReduceAmax | None) -> Tensor | None:
+        if self.grad_scale == NO_GRAD_SCALE or tensor.numel() == 0:
+            return None
+        if self.grad_scale != POW2_AMAX:
+            return torch.tensor(float(self.grad_scale), device=tensor.device)
+        amax = local_amax(tensor)
+        return pow2_scale(amax if reduce_amax is None else reduce_amax(amax), fmt.full_precision_max)
+
+
+class LinearQuant(OperandFormats):
+    """Operand formats of a linear layer."""
+
+    GEMMS = {"fprop": ("x", "w"), "dgrad": ("dy", "w"), "wgrad": ("dy", "x")}
+
+
+class AttentionQuant(OperandFormats):
+    """Operand formats of dot-product attention."""
+
+    GEMMS = {
+        "scores": ("q", "k"),
+        "context": ("p", "v"),
+        "dv": ("p", "do"),
+        "dp": ("do", "v"),
+        "dq": ("ds", "k"),
+        "dk": ("ds", "q"),
+    }
+
+
+def check_grad_scale(value: str | float) -> None:
+    """Raise ValueError unless the value is one of the rules or a power of two."""
+    known = value in GRAD_SCALE_RULES
+    if not known and (isinstance(value, str) or not value > 0 or math.frexp(value)[0] != _POWER_OF_TWO_FRACTION):
+        raise ValueError(
+            f"gradient scale {value!r} is not allowed: give {', '.join(GRAD_SCALE_RULES)} or a power of two"
+        )
+
+
+def pow2_scale(amax: Tensor, limit: float) -> Tensor:
+    """The largest power of two s with s * amax <= limit, as a float32 scalar; 1 where amax is 0, Inf or NaN."""
+    # frexp gives limit / amax = f * 2^e, 0.5 <= f < 1. In float64, a quotient of float32s never rounds up to 2^e.
+    _, exponent = torch.frexp(torch.tensor(limit, dtype=torch.float64, device=amax.device) / amax.double())
+    exponent = (exponent - 1).clamp_(-_MAX_SCALE_EXPONENT, _MAX_SCALE_EXPONENT)
+    usable = (amax > 0) & torch.isfinite(amax)
+    return torch.ldexp(torch.ones_like(amax, dtype=torch.float32), torch.where(usable, exponent, 0))
+
+
+def local_amax(tensor: Tensor) -> Tensor:
+    """The largest magnitude of a tensor that is not empty: a float32 scalar tensor, NaN if there is a NaN."""
+    smallest, largest = torch.aminmax(tensor)
+    return torch.maximum(-smallest, largest).float()
+
+
+def needs_tensor_amax(fmt: Format) -> bool:
+    """Whether the format has a scale for the whole tensor."""
+    return fmt.scale in ("fp32", "e4m3+fp32")
+
+
+def _whole_amax(tensor: Tensor, fmt: Format, reduce_amax: ReduceAmax | None) -> Tensor | None:
+    if reduce_amax is None or not needs_tensor_amax(fmt) or tensor.numel() == 0:
+        return None
+    return reduce_amax(local_amax(tensor))

@@ -1,0 +1,150 @@
+import argparse
+
+import pytest
+
+from megatron.quantscope.flags import QUANTIZATION_FLAGS, add_flags
+from megatron.quantscope.flags.quantization import GEMMS, OPERANDS, QUANT_TYPES
+from megatron.quantscope.gemm import AttentionQuant, LinearQuant, QuantConfig
+
+
+def parse(*arguments: str) -> QuantConfig:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, (QUANTIZATION_FLAGS,))
+    return QuantConfig.from_namespace(parser.parse_args(arguments))
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch):
+    monkeypatch.delenv("CUSTOM_QUANT_TYPE", raising=False)
+
+
+def test_nothing_is_quantised_by_default():
+    config = parse()
+    assert config == QuantConfig()
+    assert (config.label, config.linear(0, 4), config.attention(0, 4)) == ("none", None, None)
+
+
+def test_environment_stands_in_for_the_flag_and_the_flag_wins(monkeypatch):
+    monkeypatch.setenv("CUSTOM_QUANT_TYPE", "mxfp4")
+    assert parse().quant_type == "mxfp4"
+    assert parse("--quant-type", "hifp8").quant_type == "hifp8"
+    assert parse("--quant-type", "none").quant_type == "none"
+    monkeypatch.setenv("CUSTOM_QUANT_TYPE", "")
+    assert parse().quant_type == "none"
+
+
+def test_wrong_environment_is_named(monkeypatch):
+    monkeypatch.setenv("CUSTOM_QUANT_TYPE", "fp3")
+    with pytest.raises(ValueError, match="CUSTOM_QUANT_TYPE 'fp3' is not allowed: choose from none, bf16"):
+        parse()
+
+
+@pytest.mark.parametrize("quant_type", [name for name in QUANT_TYPES if name != "none"])
+def test_every_type_reaches_every_operand(quant_type):
+    config = parse("--quant-type", quant_type)
+    for quant, kind in ((config.linear(0, 1), LinearQuant), (config.attention(0, 1), AttentionQuant)):
+        assert isinstance(quant, kind)
+        assert {name for operands in quant.gemms.values() for name in operands.values()} == {quant_type}
+        expected = "pow2-amax" if quant_type in ("hifp8", "fp16") else "none"
+        assert (quant.scale_rule, quant.grad_scale) == ("floor", expected)
+    assert config.label == quant_type
+
+
+def test_backward_type_is_for_gradient_operands_only():
+    config = parse("--quant-type", "mxfp8", "--quant-backward-type", "mxfp8_e5m2")
+    assert config.linear(0, 1).formats() == {
+        "fprop": {"x": "mxfp8", "w": "mxfp8"},
+        "dgrad": {"dy": "mxfp8_e5m2", "w": "mxfp8"},
+        "wgrad": {"dy": "mxfp8_e5m2", "x": "mxfp8"},
+        "scale_rule": "floor",
+        "grad_scale": "none",
+    }
+    assert config.attention(0, 1).formats() == {
+        "scores": {"q": "mxfp8", "k": "mxfp8"},
+        "context": {"p": "mxfp8", "v": "mxfp8"},
+        "dv": {"p": "mxfp8", "do": "mxfp8_e5m2"},
+        "dp": {"do": "mxfp8_e5m2", "v": "mxfp8"},
+        "dq": {"ds": "mxfp8_e5m2", "k": "mxfp8"},
+        "dk": {"ds": "mxfp8_e5m2", "q": "mxfp8"},
+        "scale_rule": "floor",
+        "grad_scale": "none",
+    }
+
+
+def test_gradient_scale_follows_the_backward_type_unless_given():
+    assert parse("--quant-type", "mxfp8", "--quant-backward-type", "hifp8").linear(0, 1).grad_scale == "pow2-amax"
+    assert parse("--quant-type", "hifp8", "--quant-backward-type", "none").linear(0, 1).grad_scale == "none"
+    assert parse("--quant-type", "hifp8", "--quant-grad-scale", "none").linear(0, 1).grad_scale == "none"
+    assert parse("--quant-type", "mxfp8", "--quant-grad-scale", "1024").linear(0, 1).grad_scale == 1024.0
+
+
+@pytest.mark.parametrize(
+    ("scope", "linear", "attention"), [("linear", True, False), ("attention", False, True), ("both", True, True)]
+)
+def test_scope(scope, linear, attention):
+    config = parse("--quant-type", "mxfp8", "--quant-scope", scope)
+    assert (config.linear(0, 1) is not None, config.attention(0, 1) is not None) == (linear, attention)
+
+
+def test_skipped_layers_and_modules_outside_the_layers():
+    config = parse("--quant-type", "mxfp8", "--quant-skip-first-layers", "2", "--quant-skip-last-layers", "1")
+    assert [layer for layer in range(6) if config.linear(layer, 6)] == [2, 3, 4]
+    assert [layer for layer in range(6) if config.attention(layer, 6)] == [2, 3, 4]
+    assert config.linear(None, 6) is None
+    assert config.attention(None, 6) is None
+    assert [layer for layer in range(3) if config.linear(layer, 3)] == []
+
+
+@pytest.mark.parametrize(
+    ("parts", "quantised"),
+    [
+        (("x", "w"), {("fprop", "x"), ("fprop", "w"), ("dgrad", "w"), ("wgrad", "x")}),
+        (("fprop",), {("fprop", "x"), ("fprop", "w")}),
+        (("dy", "wgrad"), {("wgrad", "dy")}),
+        (("w", "dgrad", "fprop"), {("fprop", "w"), ("dgrad", "w")}),
+        (OPERANDS + GEMMS, {(gemm, operand) for gemm, operands in LinearQuant.GEMMS.items() for operand in operands}),
+    ],
+)
+def test_operands_pick_parts_of_the_linear_gemms(parts, quantised):
+    config = parse("--quant-type", "mxfp8", "--quant-operands", *parts)
+    gemms = config.linear(0, 1).gemms
+    assert {(g, o) for g, operands in gemms.items() for o, name in operands.items() if name == "mxfp8"} == quantised
+    assert {name for operands in config.attention(0, 1).gemms.values() for name in operands.values()} == {"mxfp8"}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"quant_type": "fp3"}, "--quant-type 'fp3' is not allowed: choose from none, bf16"),
+        ({"backward_type": "fp3", "quant_type": "bf16"}, "--quant-backward-type 'fp3' is not allowed"),
+        ({"scope": "all"}, "--quant-scope 'all' is not allowed: choose from linear, attention, both"),
+        ({"scale_rule": "up"}, "--quant-scale-rule 'up' is not allowed: choose from floor, rceil"),
+        ({"operands": ("dx",)}, "--quant-operands 'dx' is not allowed: choose from x, w, dy, fprop, dgrad, wgrad"),
+        ({"grad_scale": 3.0}, "gradient scale 3.0 is not allowed: give none, pow2-amax or a power of two"),
+        ({"skip_first_layers": -1}, "must be >= 0"),
+        ({"backward_type": "mxfp8"}, "--quant-backward-type mxfp8 needs a --quant-type other than none"),
+    ],
+)
+def test_bad_values_are_refused_in_one_line(values, message):
+    with pytest.raises(ValueError, match=message) as error:
+        QuantConfig(**values)
+    assert "\n" not in str(error.value)
+
+
+def test_table_says_what_each_operand_becomes():
+    config = parse("--quant-type", "mxfp8", "--quant-backward-type", "hifp8", "--quant-skip-first-layers", "1")
+    header, *rows = config.table(4)
+    assert header == ("module", "layers", "GEMM", "operand", "format", "along", "scale rule", "gradient scale")
+    assert len(rows) == 6 + 12
+    assert rows[0] == ("linear", "1-3 of 4", "fprop", "x", "mxfp8", "K (input features)", "floor", "-")
+    assert rows[2] == ("linear", "1-3 of 4", "dgrad", "dy", "hifp8", "N (output features)", "-", "pow2-amax")
+    assert ("attention", "1-3 of 4", "dk", "ds", "hifp8", "queries", "-", "pow2-amax") in rows
+    assert all(len(row) == len(header) for row in rows)
+
+
+def test_table_of_nothing_is_its_header():
+    assert len(parse().table(4)) == 1
+    assert len(parse("--quant-type", "mxfp8", "--quant-skip-first-layers", "4").table(4)) == 1
+    scoped = parse("--quant-type", "mxfp8", "--quant-scope", "linear", "--quant-operands", "fprop").table(4)
+    assert [row[4] for row in scoped[1:]] == ["mxfp8", "mxfp8", "none", "none", "none", "none"]
+    assert scoped[3][6:] == ("-", "-")
