@@ -16,15 +16,16 @@ _overlay.module(globals())
 import functools
 from typing import Any
 
-from megatron.core.probe import Probe
-from megatron.quantscope import gemm
+from megatron.core.probe import Probe, maximum_over
+from megatron.quantscope.gemm import LinearQuant
+from megatron.quantscope.gemm.linear import linear
 
 _upstream_forward_impl = ColumnParallelLinear._forward_impl  # the row-parallel layer's is the same function body
 
 
 def _probed_forward_impl(
     layer: torch.nn.Module,
-    probe: Probe[gemm.LinearQuant],
+    probe: Probe[LinearQuant],
     input: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
@@ -57,7 +58,15 @@ def _probed_forward_impl(
     elif allreduce_dgrad:
         input = copy_to_tensor_model_parallel_region(input, group=tp_group)
     accumulate = functools.partial(_accumulate_main_grad, weight) if gradient_accumulation_fusion else None
-    return gemm.linear(input, weight, bias, quant=probe.quant, tap=tap, accumulate=accumulate)
+    return linear(
+        input,
+        weight,
+        bias,
+        quant=probe.quant,
+        tap=tap,
+        accumulate=accumulate,
+        reduce_amax=maximum_over(layer.tp_group),
+    )
 
 
 def _accumulate_main_grad(weight: torch.Tensor, x_TK: torch.Tensor, dy_TN: torch.Tensor) -> torch.Tensor | None:
@@ -81,7 +90,7 @@ def _accumulate_main_grad(weight: torch.Tensor, x_TK: torch.Tensor, dy_TN: torch
     return new(weight.main_grad.shape, dtype=x_TK.dtype, device=x_TK.device)
 
 
-def _attach_probe(self: torch.nn.Module, probe: Probe[gemm.LinearQuant]) -> None:
+def _attach_probe(self: torch.nn.Module, probe: Probe[LinearQuant]) -> None:
     """Quantise and watch this layer's local GEMM as `probe` says; a second call replaces the first probe."""
     self._forward_impl = functools.partial(_probed_forward_impl, self, probe)
 

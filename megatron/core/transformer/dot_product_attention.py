@@ -13,8 +13,9 @@ import contextlib
 import functools
 from typing import Any
 
-from megatron.core.probe import Probe
-from megatron.quantscope import gemm
+from megatron.core.probe import Probe, maximum_over
+from megatron.quantscope.gemm import AttentionQuant, Tap
+from megatron.quantscope.gemm.attention import attention
 
 _upstream_forward = DotProductAttention.forward
 _LARGEST_SEED = 2**63 - 1
@@ -22,7 +23,7 @@ _LARGEST_SEED = 2**63 - 1
 
 def _probed_forward(
     module: torch.nn.Module,
-    probe: Probe[gemm.AttentionQuant],
+    probe: Probe[AttentionQuant],
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -37,7 +38,7 @@ def _probed_forward(
     unsupported = [name for name in ("attention_bias", "packed_seq_params") if options.get(name) is not None]
     if unsupported:
         raise RuntimeError(f"quantised attention does not support {', '.join(unsupported)}; use --quant-scope linear")
-    return gemm.attention(
+    return attention(
         query,
         key,
         value,
@@ -49,6 +50,7 @@ def _probed_forward(
         seed=functools.partial(_dropout_seed, module, query.device),
         softmax_in_fp32=module.config.attention_softmax_in_fp32,
         tap=tap,
+        reduce_amax=maximum_over(module.tp_group),
     )
 
 
@@ -59,7 +61,7 @@ def _watched_forward(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    tap: gemm.Tap,
+    tap: Tap,
     **options: Any,
 ) -> Tensor:
     """Upstream's forward; operands, output and their gradients go to `tap`."""
@@ -84,7 +86,7 @@ def _dropout_seed(module: torch.nn.Module, device: torch.device) -> int:
         return int(torch.randint(_LARGEST_SEED, (), device=device))
 
 
-def _attach_probe(self: torch.nn.Module, probe: Probe[gemm.AttentionQuant]) -> None:
+def _attach_probe(self: torch.nn.Module, probe: Probe[AttentionQuant]) -> None:
     """Quantise and watch this module as `probe` says; a second call replaces the first probe.
 
     Raises:

@@ -1,0 +1,121 @@
+"""What is known of a kept tensor beside its values: the fields of the metadata, and where each tensor stands in a GEMM.
+
+A linear layer's row `grad_output` is an operand of two GEMMs, and an attention's `query` of one forward and one
+backward; the field `gemm` names the GEMMs that a row was kept for, joined by `+`, by the names that `formats` uses:
+
+    linear     fprop y = x wT      dgrad dx = dy w      wgrad dw = dyT x
+    attention  scores s = q kT     context o = p v      dv = pT do     dp = do vT     dq = ds k     dk = dsT q
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+OPERATIONS = ("forward", "backward")
+PHASES = ("pre", "post", "unknown")  # high-precision operands, results, and what a direct call did not say
+UNKNOWN = "unknown"
+COMPLETE = "complete"  # the field `stage` of a tensor that no reduction over ranks is still to change
+SAVE_TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
+
+_GEMMS: dict[tuple[str, str, str], str] = {
+    ("linear", "forward", "input"): "fprop",
+    ("linear", "forward", "weight"): "fprop",
+    ("linear", "forward", "output"): "fprop",
+    ("linear", "backward", "grad_output"): "dgrad+wgrad",
+    ("linear", "backward", "weight"): "dgrad",
+    ("linear", "backward", "grad_input"): "dgrad",
+    ("linear", "backward", "grad_weight"): "wgrad",
+    ("attention", "forward", "query"): "scores",
+    ("attention", "forward", "key"): "scores",
+    ("attention", "forward", "value"): "context",
+    ("attention", "forward", "output"): "context",
+    ("attention", "backward", "grad_output"): "dv+dp",
+    ("attention", "backward", "grad_query"): "dq",
+    ("attention", "backward", "grad_key"): "dk",
+    ("attention", "backward", "grad_value"): "dv",
+}
+TENSOR_NAMES = tuple(dict.fromkeys(name for _, _, name in _GEMMS))
+
+
+def gemm_of(layer_type: str, operation: str, tensor_name: str) -> str | None:
+    """The GEMMs that a tensor was kept for, such as "fprop" or "dgrad+wgrad"; None where the table has no such row."""
+    return _GEMMS.get((layer_type, operation, tensor_name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorMetadata:
+    """Every field that is kept with a tensor. None: not known, as for files that other tools wrote.
+
+    Attributes:
+        rank: Global rank.
+        sample_idx: Global index of the micro-batch's first sample.
+        iteration: Completed iterations before this one.
+        layer_type: "linear", "attention", or what a direct call said.
+        operation: "forward" or "backward".
+        quant_type: Quant type of the run; the compute dtype where nothing is quantised.
+        tensor_name: Role in the GEMM: input, weight, grad_output, ...
+        layer_idx: Global layer from 0; None for a module outside the layers.
+        phase: "pre" for high-precision operands, "post" for results.
+        component: "linear", "FA" or what a direct call said.
+        save_time: Local time, `YYYY-mm-dd HH:MM:SS`.
+        module: Full module name, global layer numbers.
+        gemm: GEMMs the row was kept for (see the module's docstring).
+        sample_indices: Global indices of all samples of the micro-batch.
+        micro_batch: Number of the micro-batch in its iteration, from 0.
+        parallel: Rank and size along tp, pp, dp, cp and ep.
+        shard: Which dimension is split over what, `{"dim": -1, "over": "tp"}`; None: this rank holds the whole tensor.
+        shape: Elements along each dimension.
+        dtype: torch's name, such as "bfloat16".
+        stage: "complete", or "partial" for one rank's summand before a reduction.
+        recomputed: Whether the forward was run again for the backward.
+        formats: What each operand of the module's GEMMs was quantised to.
+        run_id: The run that wrote it.
+        extra: Further fields that a direct call of the saver added.
+    """
+
+    rank: int | None = None
+    sample_idx: int | None = None
+    iteration: int | None = None
+    layer_type: str
+    operation: str
+    quant_type: str
+    tensor_name: str
+    layer_idx: int | None = None
+    phase: str = UNKNOWN
+    component: str = UNKNOWN
+    save_time: str | None = None
+    module: str | None = None
+    gemm: str | None = None
+    sample_indices: tuple[int, ...] = ()
+    micro_batch: int | None = None
+    parallel: dict[str, int] = field(default_factory=dict)
+    shard: dict[str, Any] | None = None
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    stage: str | None = None
+    recomputed: bool = False
+    formats: dict[str, Any] = field(default_factory=dict)
+    run_id: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Built-in types only, `extra` spread among the other fields; what files and manifests hold."""
+        values = {name: getattr(self, name) for name in FIELDS}
+        for name in _SEQUENCES:
+            values[name] = list(values[name]) if values[name] is not None else None
+        return values | self.extra
+
+
+FIELDS = tuple(field.name for field in fields(TensorMetadata) if field.name != "extra")
+_SEQUENCES = ("sample_indices", "shape")
+
+
+def metadata_values(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of `TensorMetadata` out of a row that `to_dict` made; unknown keys are left out."""
+    values = {name: row[name] for name in FIELDS if name in row}
+    for name in _SEQUENCES:
+        if isinstance(values.get(name), list | tuple):
+            values[name] = tuple(values[name])
+    return values

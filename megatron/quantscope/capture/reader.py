@@ -1,0 +1,161 @@
+"""Reading a capture back: names and manifests first, tensors one by one when they are asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from megatron.quantscope.capture.errors import CaptureError
+from megatron.quantscope.capture.folder import RUNS_FOLDER
+from megatron.quantscope.capture.folder_reader import FolderContent, holds_captures, read_folder
+from megatron.quantscope.capture.record import TensorRecord
+from megatron.quantscope.capture.tensor_file import load_file
+
+if TYPE_CHECKING:
+    import pandas
+    import torch
+
+_STATISTICS = ("count", "zero", "nan", "inf", "min", "max", "amax", "mean", "rms", "std")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capture:
+    """An opened capture; holds no tensor.
+
+    Attributes:
+        directory: What was opened.
+        records: One a kept tensor, by quant type, rank and order of saving.
+        problems: One line for everything that is broken, missing, foreign or not completed.
+        commits: Quant type -> iteration -> scalars (loss, ...) of the completed iterations.
+        run_info: Quant type -> what `run.json` says of the run that was read.
+        runs: Quant type -> all its run ids, the oldest first.
+    """
+
+    directory: Path
+    records: list[TensorRecord]
+    problems: list[str] = field(default_factory=list)
+    commits: dict[str, dict[int, dict[str, float]]] = field(default_factory=dict)
+    run_info: dict[str, dict[str, Any]] = field(default_factory=dict)
+    runs: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def quant_types(self) -> list[str]:
+        """The quant types that have records, in the order of the records."""
+        return list(dict.fromkeys(record.quant_type for record in self.records))
+
+    def load(self, record: TensorRecord) -> torch.Tensor:
+        """The tensor of a record, on the CPU and memory-mapped, so that only what is looked at is read.
+
+        Raises:
+            CaptureError: when its file is missing or damaged.
+        """
+        return load_file(record.path)[0]
+
+    def describe(self, record: TensorRecord) -> TensorRecord:
+        """The record of a bare file completed by the metadata inside it; others are complete already.
+
+        Names of the two older forms count more than the metadata, which calls gradients as those names do.
+
+        Raises:
+            CaptureError: when its file is missing or damaged.
+        """
+        if record.checksum is not None:
+            return record
+        tensor, metadata = load_file(record.path)
+        known = {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
+        return record.with_metadata({**metadata, **known}, overrides=record.iteration is not None)
+
+    def frame(self) -> pandas.DataFrame:
+        """A table of all records: metadata, parallel coordinates as columns of their own, and scalar statistics."""
+        import pandas
+
+        return pandas.DataFrame([_frame_row(record) for record in self.records])
+
+
+def open_capture(
+    directory: str | os.PathLike[str], *, run: str | None = None, quant_types: Sequence[str] | None = None
+) -> Capture:
+    """Open a capture without reading a tensor.
+
+    Args:
+        directory: A capture root (type folders below it), one type folder, or any folder of captured files.
+        run: Which run to read; None: of every type the latest that kept anything.
+        quant_types: Which types to read; None: all.
+
+    Raises:
+        CaptureError: when there is no such directory, or nothing captured in it, or not that run or type.
+    """
+    root = Path(directory)
+    contents = {folder: read_folder(folder, run) for folder in _folders(root)}
+    capture = Capture(directory=root, records=[])
+    for folder, content in contents.items():
+        name = "" if folder == root else f"{folder.name}/"
+        capture.problems.extend(f"{name}{problem}" for problem in content.problems)
+        capture.records.extend(content.records)
+        if content.run_ids:
+            quant_type = content.run_info.get("quant_type") or folder.name
+            capture.runs[quant_type] = content.run_ids
+            if content.run is not None:
+                capture.run_info[quant_type] = content.run_info
+                capture.commits[quant_type] = content.commits
+    if run is not None and not any(content.run == run for content in contents.values()):
+        raise CaptureError(f"no run {run} in {root}: there are {_listing(_all(contents.values()))}")
+    if not capture.records:
+        raise CaptureError(f"no captures in {root}" + (f": {capture.problems[0]}" if capture.problems else ""))
+    capture.records.sort(key=lambda record: record.quant_type)  # stable: rank and counter stay in order
+    return capture if quant_types is None else _of_types(capture, quant_types)
+
+
+def _folders(root: Path) -> list[Path]:
+    """The folders that hold captured files: `root` itself and those one below it."""
+    try:
+        below = sorted(path for path in root.iterdir() if path.is_dir() and path.name != RUNS_FOLDER)
+        found = [folder for folder in (root, *below) if holds_captures(folder)]
+    except FileNotFoundError:
+        raise CaptureError(f"no such directory: {root}") from None
+    except OSError as error:
+        raise CaptureError(f"can not read {error.filename or root}: {error.strerror or error}") from error
+    if not found:
+        raise CaptureError(f"no captures in {root}: neither .pt files nor folders of them")
+    return found
+
+
+def _of_types(capture: Capture, quant_types: Sequence[str]) -> Capture:
+    missing = [quant_type for quant_type in quant_types if quant_type not in capture.quant_types]
+    if missing:
+        raise CaptureError(
+            f"no captures of type {missing[0]} in {capture.directory}: there are {_listing(capture.quant_types)}"
+        )
+    return Capture(
+        directory=capture.directory,
+        records=[record for record in capture.records if record.quant_type in quant_types],
+        problems=capture.problems,
+        commits={key: value for key, value in capture.commits.items() if key in quant_types},
+        run_info={key: value for key, value in capture.run_info.items() if key in quant_types},
+        runs={key: value for key, value in capture.runs.items() if key in quant_types},
+    )
+
+
+def _all(contents: Iterable[FolderContent]) -> list[str]:
+    return sorted({run for content in contents for run in content.run_ids})
+
+
+def _listing(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _frame_row(record: TensorRecord) -> dict[str, Any]:
+    row = record.to_dict()
+    row |= row.pop("parallel")
+    row |= {name: getattr(record.statistics, name, None) for name in _STATISTICS}
+    return row | {
+        "path": str(record.path),
+        "bytes": record.bytes,
+        "checksum": record.checksum,
+        "reference": record.reference,
+        "counter": record.counter,
+        "committed": record.committed,
+    }

@@ -1,0 +1,264 @@
+"""A capture session: what is kept of one training run, and when.
+
+The training loop tells the session where it stands, modules ask it for a tap, and the sink does the writing:
+
+    session.begin_iteration(i)                        i = iterations completed before this one
+        session.begin_micro_batch(m, sample_indices)
+            tap = site.tap()                          None when nothing is to be kept now
+            tap("forward", "pre", "input", x)         ... and so on, also from the backward
+    session.end_iteration({"lm loss": ...})
+    if session.finished: break                        after --control-iter collected iterations
+    session.close()
+
+`finished` depends on the loop alone and not on what reached the disk, so all ranks of a run stop at one iteration,
+and a full disk does not change for how long a model is trained.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from megatron.quantscope.capture.config import CaptureConfig
+from megatron.quantscope.capture.coordinates import ParallelCoordinates
+from megatron.quantscope.capture.errors import CaptureError
+from megatron.quantscope.capture.folder import RUNS_FOLDER
+from megatron.quantscope.capture.metadata import TensorMetadata
+from megatron.quantscope.capture.names import check_part
+from megatron.quantscope.capture.plain import plain
+from megatron.quantscope.capture.run_record import write_run_record
+from megatron.quantscope.capture.sink import SinkSettings, TensorSink
+from megatron.quantscope.capture.site import Moment, Site
+from megatron.quantscope.capture.state import STATE
+
+if TYPE_CHECKING:
+    import torch
+
+_OUTCOMES = {
+    False: "training goes on; --tensor-on-error stop would end it",
+    True: "training stops after this iteration, as --tensor-on-error stop says",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureSummary:
+    """What a session has written.
+
+    Attributes:
+        iterations: Iterations that are complete on disk.
+        rows: Manifest rows, references among them.
+        files: Tensor files.
+        bytes: Bytes of the tensor files.
+        seconds: Wall time since the session began.
+        copy_seconds: Time the training thread has spent copying tensors.
+        waited_seconds: Time the training thread has waited for room.
+    """
+
+    iterations: int = 0
+    rows: int = 0
+    files: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    copy_seconds: float = 0.0
+    waited_seconds: float = 0.0
+
+
+class CaptureSession:
+    """Keeps tensors of one training run, as one rank of it. All methods belong to the training thread.
+
+    Args:
+        config: What to keep, where, and within which bounds.
+        quant_type: Quant type of the run, or the compute dtype where nothing is quantised: names the type folder.
+        rank: Global rank.
+        parallel: Where this rank stands.
+        run_id: Name of the run (`new_run_id`), the same on every rank.
+        run_info: What `run.json` is to hold beside the capture's own settings: configuration, versions, command.
+
+    Raises:
+        CaptureError: when the directory can not be written.
+        CaptureUsageError: for a quant type or run id that can not be part of a name.
+    """
+
+    def __init__(
+        self,
+        config: CaptureConfig,
+        *,
+        quant_type: str,
+        rank: int,
+        parallel: ParallelCoordinates,
+        run_id: str,
+        run_info: Mapping[str, Any],
+    ) -> None:
+        check_part("quant_type", quant_type)
+        check_part("run_id", run_id)
+        self.config = config
+        self.identity: dict[str, Any] = {
+            "quant_type": quant_type,
+            "rank": rank,
+            "run_id": run_id,
+            "parallel": parallel.to_dict(),
+        }
+        self.moment: Moment | None = None  # None: nothing is kept now
+        self._sink: TensorSink | None = None
+        self._first_iteration: int | None = None
+        self._iteration = 0
+        self._next_step = 0  # iterations since this start
+        self._collecting = False
+        self._collected = 0  # iterations whose turn it was, whatever reached the disk
+        self._suspended = False
+        self._start = time.perf_counter()
+        if config.filter.keeps_rank(rank):
+            self._sink = self._open_sink(parallel.world_size, run_info)
+        STATE.current_rank, STATE.directory, STATE.run_id = rank, config.directory, run_id
+        atexit.register(self.close)
+
+    def site(
+        self,
+        *,
+        module: str,
+        layer_type: str,
+        component: str,
+        layer_idx: int | None,
+        formats: Mapping[str, Any],
+        shards: Mapping[str, Mapping[str, Any]] | None = None,
+        stages: Mapping[str, str] | None = None,
+        leave_out: Collection[str] = (),
+    ) -> Site | None:
+        """A place for one module's tensors; None when the filter keeps none of them.
+
+        Args:
+            module: Full name with global layer numbers, `decoder.layers.0.mlp.linear_fc1`.
+            layer_type: "linear" or "attention".
+            component: "linear" or "FA".
+            layer_idx: Global layer from 0; None for a module outside the layers.
+            formats: What each operand of each GEMM is quantised to.
+            shards: Tensor name -> `{"dim": -1, "over": "tp"}`; names left out are whole.
+            stages: Tensor name -> "partial"; names left out are complete.
+            leave_out: Tensor names that another rank keeps.
+
+        Raises:
+            CaptureUsageError: for a part that can not be in a file name, and for values that metadata can not hold.
+        """
+        check_part("layer_type", layer_type)
+        check_part("component", component)
+        if self._sink is None or not self.config.filter.keeps_module(module, layer_idx):
+            return None
+        return Site(
+            session=self,
+            module=module,
+            layer_type=layer_type,
+            component=component,
+            layer_idx=layer_idx,
+            formats=plain(formats, "formats"),
+            shards=plain(shards or {}, "shards"),
+            stages=plain(stages or {}, "stages"),
+            leave_out=frozenset(leave_out),
+        )
+
+    def begin_iteration(self, iteration: int) -> None:
+        """An iteration begins; `iteration` counts those completed before it, also before a resume."""
+        if self._first_iteration is None:
+            self._first_iteration = iteration
+        self._iteration = iteration
+        self._next_step = iteration - self._first_iteration
+        self._collecting = not self.finished and self.config.schedule.collects(self._next_step)
+        self.moment = None
+        STATE.current_iteration = iteration
+
+    def begin_micro_batch(self, micro_batch: int, sample_indices: Sequence[int]) -> None:
+        """A micro-batch's forward begins; its samples are given by their global indices."""
+        if self._suspended:
+            return
+        indices = tuple(int(index) for index in sample_indices)
+        keeps = self._collecting and micro_batch < self.config.collect_micro_batches and not self.failed
+        self.moment = (
+            Moment(iteration=self._iteration, micro_batch=micro_batch, sample_indices=indices) if keeps else None
+        )
+        STATE.batch_idx = micro_batch
+        STATE.current_sample_idx = indices[0] if indices else 0
+
+    def keep(self, tensor: torch.Tensor, metadata: TensorMetadata) -> None:
+        """Take one tensor; called by the taps. Copies it before returning, and never raises."""
+        if self._sink is not None and metadata.iteration is not None:
+            self._sink.keep(tensor, metadata, metadata.iteration)
+
+    def end_iteration(self, scalars: Mapping[str, float]) -> None:
+        """The iteration is complete; `scalars` (loss, gradient norm, ...) go into its commit record.
+
+        Does not wait for the disk.
+
+        Raises:
+            CaptureError: when collecting has ended early and the configuration says that training stops then.
+        """
+        self.moment = None
+        self._next_step = self._iteration - (self._first_iteration or 0) + 1
+        if self._collecting:
+            self._collected += 1
+            if self._sink is not None:
+                self._sink.end_iteration(self._iteration, {name: float(value) for name, value in scalars.items()})
+        self._collecting = False
+        if self.failed and self.config.stop_on_error:
+            raise CaptureError(self.failed)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all that was asked for has been collected, so that training stops; never with --control-iter 0."""
+        collected_all = self._collected >= self.config.control_iter
+        return self.config.control_iter > 0 and (collected_all or self.config.schedule.exhausted(self._next_step))
+
+    @property
+    def failed(self) -> str | None:
+        """Why collecting ended early; None while it has not."""
+        return self._sink.failed if self._sink is not None else None
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Keep nothing inside this block: for evaluation."""
+        before = (self.moment, self._suspended)
+        self.moment, self._suspended = None, True
+        try:
+            yield
+        finally:
+            self.moment, self._suspended = before
+
+    def close(self) -> None:
+        """Wait until everything is on disk and end the run; idempotent, and called at exit if it was not before."""
+        atexit.unregister(self.close)
+        self.moment, self._collecting = None, False
+        if self._sink is not None:
+            self._sink.close()
+        if STATE.run_id == self.identity["run_id"]:
+            STATE.directory = STATE.run_id = None
+
+    def summary(self) -> CaptureSummary:
+        """What has been written by now; final after `close`."""
+        sink, seconds = self._sink, time.perf_counter() - self._start
+        if sink is None:
+            return CaptureSummary(seconds=seconds)
+        return CaptureSummary(
+            **vars(sink.total),
+            iterations=sink.committed,
+            seconds=seconds,
+            copy_seconds=sink.copy_seconds,
+            waited_seconds=sink.waited_seconds,
+        )
+
+    def _open_sink(self, world_size: int, run_info: Mapping[str, Any]) -> TensorSink:
+        """The run's record and this rank's sink; every rank that keeps anything has an equal share of the budget."""
+        identity = self.identity
+        folder = self.config.directory / identity["quant_type"]
+        fields = {**run_info, **{key: identity[key] for key in ("run_id", "quant_type")}, "world_size": world_size}
+        write_run_record(folder / RUNS_FOLDER / identity["run_id"], self.config, fields)
+        settings = SinkSettings(
+            folder=folder,
+            run_id=identity["run_id"],
+            rank=identity["rank"],
+            budget_bytes=self.config.budget_bytes // max(1, self.config.filter.kept_ranks(world_size)),
+            host_memory_bytes=self.config.host_memory_bytes,
+            outcome=_OUTCOMES[self.config.stop_on_error],
+        )
+        return TensorSink(settings)
