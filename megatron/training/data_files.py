@@ -1,0 +1,52 @@
+"""The two files of a Megatron dataset, looked at before anything maps them.
+
+PREFIX.bin holds the tokens one after the other; PREFIX.idx says where each sequence lies (little endian):
+
+    9 bytes   MMIDIDX 0 0        8 bytes  version 1             1 byte    code of the tokens' dtype
+    8 bytes   sequences n        8 bytes  document bounds m     4n bytes  lengths of the sequences (int32)
+    8n bytes  their offsets in PREFIX.bin (int64)               8m bytes  document bounds, in sequences (int64)
+
+Upstream maps both files and believes them: a truncated one shows as a crash in the middle of training.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+
+from megatron.training.failure import UsageError
+
+_HEADER = struct.Struct("<9sQBQQ")
+_MAGIC, _VERSION = b"MMIDIDX\x00\x00", 1
+_TOKEN_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}  # dtype code -> size
+_BYTES_A_SEQUENCE, _BYTES_A_BOUND = 4 + 8, 8
+
+
+def sequence_lengths(prefix: str) -> np.ndarray:
+    """Tokens of each sequence in PREFIX.bin [n], int32.
+
+    Raises:
+        UsageError: when the files are not a Megatron dataset, are incomplete, or do not belong together.
+    """
+    index, tokens = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
+    with index.open("rb") as stream:
+        head = stream.read(_HEADER.size)
+        if len(head) < _HEADER.size:
+            raise UsageError(f"{index} is not the index of a Megatron dataset: it has {len(head)} bytes")
+        magic, version, code, sequences, bounds = _HEADER.unpack(head)
+        if magic != _MAGIC or version != _VERSION or code not in _TOKEN_BYTES:
+            raise UsageError(f"{index} is not the index of a Megatron dataset: its first bytes are {head[:9]!r}")
+        _require_size(index, _HEADER.size + sequences * _BYTES_A_SEQUENCE + bounds * _BYTES_A_BOUND)
+        lengths = np.fromfile(stream, dtype="<i4", count=sequences)
+    _require_size(tokens, int(lengths.sum(dtype=np.int64)) * _TOKEN_BYTES[code])
+    return lengths
+
+
+def _require_size(path: Path, expected: int) -> None:
+    present = path.stat().st_size
+    if present != expected:
+        raise UsageError(
+            f"{path} has {present} bytes, its index says {expected}: it is incomplete; make the data again"
+        )

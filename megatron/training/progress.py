@@ -1,0 +1,144 @@
+"""Log lines in Megatron-LM's form, and the same numbers as TensorBoard scalars.
+
+Both come from one record of an iteration. What a line holds is a table, so that a program that reads lines
+(the drivers look for `lm loss: X`) and one that reads scalars find the same names in every run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import torch.distributed as dist
+
+from megatron.training.console import print_rank_last
+from megatron.training.failure import UsageError
+from megatron.training.throughput import teraflops_per_rank
+
+MS = 1000.0
+LARGEST_EXPONENT = 20  # of a perplexity, as Megatron-LM
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What one iteration came to.
+
+    Attributes:
+        iteration: Its number, from 1.
+        consumed_samples: Samples read for training by its end.
+        seconds: Its duration.
+        learning_rate: Of its step.
+        global_batch_size: Its samples.
+        loss: Mean over its tokens.
+        loss_scale: 1 without loss scaling.
+        grad_norm: Before clipping; None when nothing is clipped.
+        zeros: Zeros in the gradient; None when not counted.
+        skipped: The step was left out, the loss scale being too large.
+    """
+
+    iteration: int
+    consumed_samples: int
+    seconds: float
+    learning_rate: float
+    global_batch_size: int
+    loss: float
+    loss_scale: float
+    grad_norm: float | None
+    zeros: float | None
+    skipped: bool
+
+
+@dataclass
+class ProgressLog:
+    """Prints and writes the reports of a run; opens TensorBoard's file on the last rank, which holds the loss."""
+
+    args: argparse.Namespace
+    _since_line: list[Report] = field(default_factory=list)
+    _writer: Any = None
+
+    def __post_init__(self) -> None:
+        if self.args.tensorboard_dir and dist.get_rank() == dist.get_world_size() - 1:
+            self._writer = open_tensorboard(self.args)
+
+    def add(self, report: Report, *, last: bool) -> None:
+        """Take the report of an iteration; print a line every --log-interval iterations and for the last one."""
+        self._since_line.append(report)
+        if report.iteration % self.args.log_interval == 0 or last:
+            print_rank_last(log_line(self.args, self._since_line))
+            self._since_line.clear()
+        if self._writer is not None and report.iteration % self.args.tensorboard_log_interval == 0:
+            for name, value in scalars(self.args, report).items():
+                self._writer.add_scalar(name, value, report.iteration)
+            self._writer.add_scalar("lm loss vs samples", report.loss, report.consumed_samples)
+
+    def add_evaluation(self, name: str, iteration: int, loss: float) -> None:
+        """Print and write the loss of an evaluation on the `name` data."""
+        perplexity = math.exp(min(LARGEST_EXPONENT, loss))
+        line = f" {name} loss at iteration {iteration} | lm loss value: {loss:.6E} | lm loss PPL: {perplexity:.6E} | "
+        print_rank_last("-" * len(line) + "\n" + line + "\n" + "-" * len(line))
+        if self._writer is not None:
+            self._writer.add_scalar(f"lm loss {name}", loss, iteration)
+            self._writer.add_scalar(f"lm loss {name} ppl", perplexity, iteration)
+
+    def close(self) -> None:
+        """Write what TensorBoard's queue still holds."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def log_line(args: argparse.Namespace, reports: list[Report]) -> str:
+    """One line over `reports`, the iterations since the line before: their mean loss and time, the last one's rest."""
+    report = reports[-1]
+    finite = [each.loss for each in reports if math.isfinite(each.loss) and not each.skipped]
+    seconds = sum(each.seconds for each in reports) / len(reports)
+    total = args.train_iters
+    rate = teraflops_per_rank(args, report.global_batch_size, seconds)
+    parts = (
+        f" [{datetime.now():%Y-%m-%d %H:%M:%S}] iteration {report.iteration:8d}/{total:8d}",
+        f"consumed samples: {report.consumed_samples:12d}",
+        f"elapsed time per iteration (ms): {seconds * MS:.1f}",
+        f"throughput per GPU (TFLOP/s/GPU): {rate:.1f}" if args.log_throughput else None,
+        f"learning rate: {report.learning_rate:.6E}",
+        f"global batch size: {report.global_batch_size:5d}",
+        f"lm loss: {sum(finite) / len(finite):.6E}" if finite else f"lm loss: {report.loss}",
+        f"loss scale: {report.loss_scale:.1f}",
+        None if report.grad_norm is None else f"grad norm: {report.grad_norm:.3f}",
+        None if report.zeros is None else f"num zeros: {report.zeros:.0f}",
+        f"number of skipped iterations: {sum(each.skipped for each in reports):3d}",
+        f"number of nan iterations: {sum(not math.isfinite(each.loss) for each in reports):3d} |",
+    )
+    return " | ".join(part for part in parts if part is not None)
+
+
+def scalars(args: argparse.Namespace, report: Report) -> dict[str, float]:
+    """TensorBoard's scalars of one iteration, under Megatron-LM's names."""
+    named = {
+        "lm loss": report.loss,
+        "learning-rate": report.learning_rate,
+        "batch-size": report.global_batch_size,
+        "loss-scale": report.loss_scale,
+        "grad-norm": report.grad_norm,
+        "num-zeros": report.zeros,
+        "iteration-time": report.seconds,
+        "throughput": teraflops_per_rank(args, report.global_batch_size, report.seconds),
+    }
+    return {name: float(value) for name, value in named.items() if value is not None}
+
+
+def open_tensorboard(args: argparse.Namespace) -> Any:
+    """A writer into --tensorboard-dir.
+
+    Raises:
+        UsageError: when the package is missing or the directory can not be written.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(log_dir=args.tensorboard_dir, max_queue=args.tensorboard_queue_size)
+    except ImportError:
+        raise UsageError("--tensorboard-dir needs the package tensorboard") from None
+    except OSError as error:
+        raise UsageError(f"--tensorboard-dir: {args.tensorboard_dir} can not be written: {error.strerror}") from None

@@ -1,0 +1,77 @@
+"""The training run: everything built in order, trained, evaluated and closed."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import time
+
+from megatron.training import checkpointing
+from megatron.training.batches import micro_batches
+from megatron.training.capture import attach, report_capture, settle
+from megatron.training.checkpointing import Progress, TrainingState
+from megatron.training.console import print_rank_0
+from megatron.training.datasets import build_datasets
+from megatron.training.evaluation import evaluate
+from megatron.training.initialize import finalize, initialize
+from megatron.training.loop import Run, train
+from megatron.training.model import build_bare_chunks, wrap_for_training
+from megatron.training.optimizer import build_optimizer, build_scheduler
+from megatron.training.progress import ProgressLog
+from megatron.training.steps import connect
+from megatron.training.tokenizer import build_tokenizer
+from megatron.training.validation import loads_weights
+
+
+def pretrain(args: argparse.Namespace) -> None:
+    """Train as `args` say, from the process group to the last checkpoint (collective).
+
+    Raises:
+        UsageError: when the arguments can not be honoured.
+        TrainingError: when the run can not go on.
+    """
+    with contextlib.ExitStack() as at_the_end:
+        at_the_end.callback(finalize)
+        start = time.monotonic()
+        initialize(args)
+        run = build(args, at_the_end, start)
+        complete = args.skip_train or train(run)
+        if complete:
+            _evaluate_at_the_end(run)
+
+
+def build(args: argparse.Namespace, at_the_end: contextlib.ExitStack, start: float) -> Run:
+    """Build everything a run needs; `at_the_end` closes what has to be closed."""
+    recipe, capture = settle(args)
+    tokenizer = build_tokenizer(args)
+    if args.save:
+        checkpointing.prepare_save(args)
+    log = ProgressLog(args)
+    at_the_end.callback(log.close)
+    datasets = build_datasets(args, tokenizer)
+    args.weights_are_loaded = loads_weights(args)
+    model = wrap_for_training(args, build_bare_chunks(args))
+    optimizer = None if args.skip_train else build_optimizer(args, model)
+    scheduler = None if optimizer is None else build_scheduler(args, optimizer)
+    state = TrainingState(model, optimizer, scheduler, Progress())
+    if args.weights_are_loaded:
+        checkpointing.load_checkpoint(args, state)
+    connect(args, model, optimizer)
+    session = attach(args, model, recipe, capture)
+    if session is not None:
+        at_the_end.callback(report_capture, session)
+        at_the_end.callback(session.close)
+    print_rank_0(f"ready after {time.monotonic() - start:.1f} s")
+    return Run(args, state, datasets, session, log, start)
+
+
+def _evaluate_at_the_end(run: Run) -> None:
+    """The loss on validation and test data, where there is any."""
+    for name, dataset, consumed in (
+        ("validation", run.datasets.valid, run.state.progress.consumed_valid_samples),
+        ("test", run.datasets.test, 0),
+    ):
+        if dataset is not None:
+            data = micro_batches(run.args, dataset, consumed=consumed)
+            loss = evaluate(run.args, run.state.model, data, run.session)
+            run.log.add_evaluation(name, run.state.progress.iteration, loss)

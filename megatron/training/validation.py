@@ -1,0 +1,147 @@
+"""What follows from several flags together: defaults that depend on others, checks, and paths that must be there.
+
+All of it runs before torch is imported, so that a wrong command line costs no start-up. What can not be combined stands
+in the tables of `checks`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from megatron.training import checkpoint_directory
+from megatron.training.architecture import architecture_of, require_same_architecture
+from megatron.training.checks import DATA_CHECKS, MODEL_CHECKS, SHAPE_CHECKS, TRAINING_CHECKS, check
+from megatron.training.failure import UsageError
+
+DEFAULT_SPLIT = "969,30,1"
+SWIGLU_WIDTH = 8 / 3  # of the hidden size: as many parameters in three matrices as 4 x has in two
+SWIGLU_MULTIPLE = 64
+_LAUNCHER = (("RANK", "0"), ("WORLD_SIZE", "1"))
+
+
+def validate(args: argparse.Namespace) -> argparse.Namespace:
+    """Fill in what follows from the command line and the launcher's environment, and check it.
+
+    Raises:
+        UsageError: with the first line of the tables above that holds, or a path that is not there.
+    """
+    args.rank, args.world_size = (int(os.environ.get(name, default)) for name, default in _LAUNCHER)
+    complete_model(args)
+    args.seq_length = args.seq_length or args.max_position_embeddings
+    check(args, SHAPE_CHECKS)
+    _complete_batch(args)
+    check(args, TRAINING_CHECKS + DATA_CHECKS)
+    if args.train_samples:
+        args.train_iters = iterations_for(args)
+    if args.data_path and args.split is None:
+        args.split = DEFAULT_SPLIT
+    _check_paths(args)
+    return args
+
+
+def complete_model(args: argparse.Namespace) -> argparse.Namespace:
+    """Fill in the model flags that follow from others, and check them (idempotent)."""
+    if args.use_rotary_position_embeddings:
+        args.position_embedding_type = "rope"
+    if args.recompute_activations:
+        args.recompute_granularity = "selective"
+    check(args, MODEL_CHECKS)
+    if args.kv_channels is None:
+        args.kv_channels = args.hidden_size // args.num_attention_heads
+    if not args.group_query_attention:
+        args.num_query_groups = args.num_attention_heads
+    if args.ffn_hidden_size is None:
+        width = args.hidden_size * SWIGLU_WIDTH
+        args.ffn_hidden_size = (
+            int(width / SWIGLU_MULTIPLE) * SWIGLU_MULTIPLE or SWIGLU_MULTIPLE if args.swiglu else 4 * args.hidden_size
+        )
+    args.max_position_embeddings = args.max_position_embeddings or args.seq_length
+    if args.tensor_model_parallel_size == 1:
+        args.sequence_parallel = False  # as Megatron-LM: there is nothing to split
+    if args.bf16 and not args.grad_reduce_in_bf16:
+        args.accumulate_allreduce_grads_in_fp32 = True
+    if args.model_vocab_size is not None:
+        set_vocabulary(args, args.model_vocab_size)
+    return args
+
+
+def set_vocabulary(args: argparse.Namespace, size: int) -> None:
+    """Set the model's vocabulary: `size` tokens, and the rows of the embedding that follow."""
+    multiple = args.make_vocab_size_divisible_by * args.tensor_model_parallel_size
+    args.model_vocab_size = size
+    args.padded_vocab_size = -(-size // multiple) * multiple
+
+
+def _complete_batch(args: argparse.Namespace) -> None:
+    model_parallel_size = args.tensor_model_parallel_size * args.pipeline_model_parallel_size
+    args.data_parallel_size = args.world_size // model_parallel_size
+    if args.global_batch_size is None:
+        args.global_batch_size = (args.micro_batch_size or 0) * args.data_parallel_size
+    if args.start_weight_decay is None or args.weight_decay_incr_style == "constant":
+        args.start_weight_decay = args.weight_decay
+    if args.end_weight_decay is None or args.weight_decay_incr_style == "constant":
+        args.end_weight_decay = args.weight_decay
+
+
+def iterations_for(args: argparse.Namespace) -> int:
+    """Iterations that --train-samples takes, with the batch growing as --rampup-batch-size says."""
+    if not args.rampup_batch_size:
+        return int(-(-args.train_samples // args.global_batch_size))
+    start, increment, over = args.rampup_batch_size
+    steps = (args.global_batch_size - start) // increment
+    consumed = iterations = 0
+    while consumed < args.train_samples:
+        grown = min(steps, consumed * steps // over) if steps else 0
+        consumed += start + increment * grown
+        iterations += 1
+    return iterations
+
+
+def _check_paths(args: argparse.Namespace) -> None:
+    for flag in ("data_path", "train_data_path", "valid_data_path", "test_data_path"):
+        for prefix in prefixes_of(getattr(args, flag) or []):
+            for suffix in (".bin", ".idx"):
+                _require(Path(prefix + suffix), f"--{flag.replace('_', '-')}")
+    for flag in ("tokenizer_model", "vocab_file", "merge_file", "load"):
+        path = getattr(args, flag)
+        if path is not None and (flag != "load" or loads_weights(args)):
+            _require(Path(path), f"--{flag.replace('_', '-')}")
+    if loads_weights(args):
+        _check_checkpoint(args, Path(args.load))
+
+
+def _check_checkpoint(args: argparse.Namespace, directory: Path) -> None:
+    checkpoint = checkpoint_directory.latest(directory)
+    if checkpoint is None:
+        raise UsageError(f"--load: no checkpoint in {directory} ({checkpoint_directory.LATEST} is missing)")
+    weights_only = checkpoint.release or args.finetune or args.no_load_optim
+    if args.use_distributed_optimizer and not weights_only:
+        raise UsageError(
+            "--load with --use-distributed-optimizer does not resume exactly yet; give --no-load-optim or --finetune"
+        )
+    require_same_architecture(architecture_of(args), directory, "--use-checkpoint-args takes its model flags")
+
+
+def loads_weights(args: argparse.Namespace) -> bool:
+    """Whether the model's weights come from a checkpoint, so that drawing random ones would be in vain."""
+    return args.load is not None and not _starts_afresh(args)
+
+
+def _starts_afresh(args: argparse.Namespace) -> bool:
+    """True at the first start of a job that saves where it loads: there is nothing to load yet."""
+    same = args.save is not None and Path(args.save).resolve() == Path(args.load).resolve()
+    return same and not args.exit_on_missing_checkpoint and checkpoint_directory.latest(Path(args.load)) is None
+
+
+def prefixes_of(values: list[str]) -> list[str]:
+    """The data prefixes in a blend: all values, or every second one where weights stand between them."""
+    weights = values[::2]
+    weighted = len(values) % 2 == 0 and all(weight.replace(".", "", 1).isdecimal() for weight in weights)
+    return values[1::2] if weighted and values else values
+
+
+def _require(path: Path, flag: str) -> None:
+    if not path.exists():
+        raise UsageError(f"{flag}: {path} does not exist")
