@@ -57,6 +57,11 @@ def scaled(grad, fmt, axis, formats):
     return quantized(grad * factor, fmt, axis, formats) / factor
 
 
+def scaled_by_head(ds, fmt, axis, formats):
+    """ds is never whole in memory, so each sample and head has a factor of its own (one row block at this length)."""
+    return torch.stack([torch.stack([scaled(head, fmt, axis, formats) for head in sample]) for sample in ds])
+
+
 def unquantized(*operands):
     return dict.fromkeys(operands, "none")
 
@@ -118,8 +123,8 @@ def attention_results(formats, t):
     dv = quantized(p, get("dv", "p"), -2, formats).mT @ scaled(do, get("dv", "do"), -2, formats)
     dp = scaled(do, get("dp", "do"), -1, formats) @ quantized(v_heads, get("dp", "v"), -1, formats).mT
     ds = p * (dp - (p * dp).sum(-1, keepdim=True))
-    dq = scaled(ds, get("dq", "ds"), -1, formats) @ quantized(k_heads, get("dq", "k"), -2, formats) * scale
-    dk = scaled(ds, get("dk", "ds"), -2, formats).mT @ quantized(q, get("dk", "q"), -2, formats) * scale
+    dq = scaled_by_head(ds, get("dq", "ds"), -1, formats) @ quantized(k_heads, get("dq", "k"), -2, formats) * scale
+    dk = scaled_by_head(ds, get("dk", "ds"), -2, formats).mT @ quantized(q, get("dk", "q"), -2, formats) * scale
 
     dk, dv = (grad.unflatten(1, (-1, group)).sum(2) for grad in (dk, dv))
     results = {"output": o, "grad_query": dq, "grad_key": dk, "grad_value": dv}

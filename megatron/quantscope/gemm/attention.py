@@ -42,14 +42,13 @@ def attention(
         softmax_scale: Multiplied on the scores, and on dq and dk, after their GEMMs.
         causal: Hide keys at positions after the query's.
         mask: Bool, True = hidden, broadcastable to [b, 1, s_q, s_k]; hides in addition to `causal`.
-        query_positions: Int [s_q], positions of this rank's queries under context parallelism; None: 0, 1, 2, ...
+        query_positions: Int [s_q], for context parallelism; None: 0, 1, 2, ...
         key_positions: Int [s_k]; None: 0, 1, 2, ...
         dropout: Probability that an element of p becomes zero.
         seed: Draws the seed of the dropout masks; called once, and only where dropout > 0.
         softmax_in_fp32: Softmax in float32 for 16-bit inputs; else in their dtype.
-        tap: Sees q, k, v, o and their gradients, in high precision and in the shapes given here.
-        reduce_amax: Where heads are shards over tensor-parallel ranks: the maximum of a scalar over these ranks; used
-            for q, k, v and do.
+        tap: Sees q, k, v, o and their gradients, in high precision and in these shapes.
+        reduce_amax: Maximum of a scalar over the ranks that have the other heads; for q, k, v and do.
 
     Returns:
         [s_q, b, heads * d], in the dtype of q.
@@ -58,26 +57,12 @@ def attention(
         ValueError: Shapes do not fit, or dropout without a seed.
     """
     _check_shapes(q, k, v)
-    _check_mask(mask, (q.shape[1], 1, q.shape[0], k.shape[0]))
-    if not 0.0 <= dropout < 1.0:
-        raise ValueError(f"dropout {dropout} is not allowed: it must be in [0, 1)")
-    if dropout > 0.0 and seed is None:
-        raise ValueError(f"dropout {dropout} needs a seed to draw from")
-    score_mask = ScoreMask(
-        s_q=q.shape[0],
-        s_k=k.shape[0],
-        heads=q.shape[2],
-        causal=causal,
-        mask=mask,
-        query_positions=query_positions,
-        key_positions=key_positions,
-    )
     setting = Setting(
         quant=quant,
         softmax_scale=softmax_scale,
-        mask=score_mask,
+        mask=_score_mask(q, k, causal, mask, query_positions, key_positions),
         dropout=dropout,
-        seed=seed() if seed is not None and dropout > 0.0 else None,
+        seed=_drawn_seed(dropout, seed),
         softmax_in_fp32=softmax_in_fp32,
         tap=tap,
         reduce_amax=reduce_amax,
@@ -125,10 +110,35 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"{shapes}: {q.shape[2]} query heads are not a multiple of {k.shape[2]} KV heads")
 
 
-def _check_mask(mask: Tensor | None, full: tuple[int, ...]) -> None:
-    """One line if the mask can not be broadcast to `full`, [b, 1, s_q, s_k]."""
-    if mask is None:
-        return
-    padded = (1,) * (len(full) - mask.dim()) + tuple(mask.shape)
-    if len(padded) != len(full) or any(size not in (1, wanted) for size, wanted in zip(padded, full, strict=True)):
-        raise ValueError(f"the mask is {list(mask.shape)}; it must be broadcastable to {list(full)}")
+def _score_mask(
+    q: Tensor,
+    k: Tensor,
+    causal: bool,
+    mask: Tensor | None,
+    query_positions: Tensor | None,
+    key_positions: Tensor | None,
+) -> ScoreMask:
+    full = (q.shape[1], 1, q.shape[0], k.shape[0])
+    if mask is not None:
+        padded = (1,) * (len(full) - mask.dim()) + tuple(mask.shape)
+        if len(padded) > len(full) or any(size not in (1, wanted) for size, wanted in zip(padded, full, strict=True)):
+            raise ValueError(f"the mask is {list(mask.shape)}; it must be broadcastable to {list(full)}")
+    return ScoreMask(
+        s_q=q.shape[0],
+        s_k=k.shape[0],
+        heads=q.shape[2],
+        causal=causal,
+        mask=mask,
+        query_positions=query_positions,
+        key_positions=key_positions,
+    )
+
+
+def _drawn_seed(dropout: float, seed: Callable[[], int] | None) -> int | None:
+    if not 0.0 <= dropout < 1.0:
+        raise ValueError(f"dropout {dropout} is not allowed: it must be in [0, 1)")
+    if dropout == 0.0:
+        return None
+    if seed is None:
+        raise ValueError(f"dropout {dropout} needs a seed to draw from")
+    return seed()
