@@ -50,7 +50,7 @@ def collect(options: Options, given: Given, display: Display) -> int:
         BadInput, InputError, OSError: Nothing could be started.
     """
     from script.driver.summary import announce, require_space, summarise
-    from script.driver.training import job, run
+    from script.driver.training import Outcome, job, run
 
     types = BATCH_TYPES if options.mode == BATCH else (options.quant_type or options.default_type,)
     inputs = trainer.QUICK_INPUTS if options.mode == QUICK else prepare(given, options.dtype, display.say)
@@ -59,7 +59,10 @@ def collect(options: Options, given: Given, display: Display) -> int:
     require_space(jobs)
     outcomes = []
     for ready in jobs:
-        outcome = run(ready, options, display)
+        try:
+            outcome = run(ready, options, display)
+        except OSError as error:  # its folder can not be written; another type's may
+            outcome = Outcome(quant_type=ready.quant_type, failure=str(error), exit_code=FAILED)
         outcomes.append(outcome)
         if outcome.failure is not None:
             display.complain(f"{COLLECTION.name}: error: {ready.quant_type}: {outcome.failure}")

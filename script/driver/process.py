@@ -1,8 +1,9 @@
 """Runs a program in a process group of its own and leaves no process behind, however it ends.
 
 A trainer is a tree: torchrun, its ranks (which torchrun puts into sessions of their own), their data workers. A signal
-to the group alone misses some of them, so what is stopped is every descendant that was seen while the program ran. They
-are asked to end (SIGTERM) and, after a grace period, ended (SIGKILL).
+to the group alone misses some of them, so what is stopped is every descendant that was seen while the program ran. The
+program is interrupted first (SIGINT), so that it can finish what it writes and end its own; then all that are left are
+asked to end (SIGTERM) and, after a grace period, ended (SIGKILL).
 
 Ctrl-C, SIGTERM and a closed terminal reach the driver only, as the exception Interrupted; the `with` block of
 RunningProgram turns any exception into an orderly stop.
@@ -23,6 +24,7 @@ from types import FrameType, TracebackType
 
 import psutil
 
+TIDY_SECONDS = 5.0
 GRACE_SECONDS = 10.0
 KILL_SECONDS = 2.0  # for the system to end what was killed
 SWEEP_SECONDS = 1.0  # how often descendants are looked for
@@ -162,6 +164,10 @@ class RunningProgram:
         self._last_sweep = 0.0
         self._sweep()
         descendants = list(self._descendants.values())
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(TIDY_SECONDS)
         self._process.terminate()  # does nothing to one that has ended
         for process in descendants:
             with suppress(psutil.NoSuchProcess):  # psutil knows a reused number from the process it saw

@@ -6,6 +6,7 @@ stall time is stopped, since a hung collective or a dead disk would otherwise wa
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
+from megatron.quantscope.flags.quantization import UNQUANTIZED
 from script.driver.display import Display, size
 from script.driver.options import Options
 from script.driver.plan import Plan, plan
@@ -76,17 +78,14 @@ def job(options: Options, quant_type: str, inputs: Inputs) -> Job:
     """
     trainer_flags = flags(options, quant_type, inputs)
     read = arguments(options, trainer_flags)
-    label = read.quant_type if read.quant_type != "none" else UNQUANTIZED_FOLDER[read.bf16, read.fp16]
+    label = read.quant_type if read.quant_type != UNQUANTIZED else UNQUANTIZED_FOLDER[read.bf16, read.fp16]
+    iterations = min(read.control_iter or read.train_iters, read.train_iters)
     return Job(
         quant_type=quant_type,
         command=launch(options, trainer_flags),
         arguments=read,
         folder=Path(read.tensor_save_dir).absolute() / label,
-        plan=plan(
-            read,
-            iterations=min(read.control_iter, read.train_iters or read.control_iter) or read.train_iters or 1,
-            micro_batches=read.collect_micro_batches,
-        ),
+        plan=plan(read, iterations=iterations, micro_batches=read.collect_micro_batches),
         filtered=bool(read.tensor_filter),
     )
 
@@ -102,7 +101,7 @@ def run(ready: Job, options: Options, display: Display) -> Outcome:
     """
     runs = ready.folder / RUNS_FOLDER
     runs.mkdir(parents=True, exist_ok=True)
-    log = runs / f"{time.strftime('train_%Y%m%d_%H%M%S')}.log"
+    log = runs / f"{time.strftime('train_%Y%m%d_%H%M%S')}_{os.getpid()}.log"
     watch = ManifestWatch(ready.folder)
     outcome = Outcome(quant_type=ready.quant_type, collected=watch.collected)
     began = time.monotonic()

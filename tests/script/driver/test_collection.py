@@ -120,6 +120,16 @@ def test_a_directory_that_can_not_be_written(capsys, fake_trainer, tmp_path):
     assert str(tmp_path / "file") in err
 
 
+def test_batch_goes_on_when_one_type_can_not_be_written(capsys, fake_trainer, tmp_path, monkeypatch):
+    fake_trainer("good")
+    monkeypatch.setattr(collection, "prepare", lambda *_: collection.trainer.QUICK_INPUTS)
+    (tmp_path / "enhanced_tensor_logs").mkdir()
+    (tmp_path / "enhanced_tensor_logs" / "fp16").touch()
+    code, out, err = run(capsys, "batch")
+    assert (code, err.count("\n")) == (1, 1)
+    assert [row[-1] for row in table_of(out).values()] == ["ok", "failed", "ok", "ok", "ok"]
+
+
 def test_what_does_not_fit_on_the_disk_is_not_started(capsys, fake_trainer, tmp_path, monkeypatch):
     usage = summary.shutil.disk_usage(tmp_path)._replace(free=17_000_000)
     monkeypatch.setattr(summary.shutil, "disk_usage", lambda _: usage)
