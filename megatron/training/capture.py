@@ -71,13 +71,20 @@ def attach(
     return session
 
 
-def report_capture(session: CaptureSession) -> None:
-    """Say what a closed session has written."""
+def close_capture(session: CaptureSession) -> None:
+    """Wait until everything is on disk, and say what was written.
+
+    Raises:
+        TrainingError: when collecting ended early and --tensor-on-error says that this ends the run.
+    """
+    session.close()
     summary = session.summary()
     print_rank_0(
         f"kept {summary.files} files, {summary.bytes / MB:.1f} MB, {summary.rows} rows of {summary.iterations} "
         f"iterations on rank 0 in {session.config.directory}"
     )
+    if session.failed and session.config.stop_on_error:
+        raise TrainingError(f"--tensor-on-error stop: {session.failed}")
 
 
 def _open_session(args: argparse.Namespace, recipe: QuantConfig, config: CaptureConfig) -> CaptureSession:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from megatron.core.num_microbatches_calculator import get_current_global_batch_size, update_num_microbatches
-from megatron.quantscope.capture import CaptureSession
+from megatron.quantscope.capture import CaptureError, CaptureSession
 from megatron.training.batches import MicroBatch, micro_batches
 from megatron.training.checkpointing import TrainingState, save_checkpoint
 from megatron.training.console import print_rank_0
@@ -101,7 +101,7 @@ def _iterate(run: Run, data: Iterator[MicroBatch], forward: ForwardStep) -> tupl
     progress.iteration += 1
     progress.consumed_train_samples += batch
     if session is not None:
-        session.end_iteration(_scalars(step, learning_rate))
+        _end_capture(session, _scalars(step, learning_rate))
     report = Report(
         iteration=progress.iteration,
         consumed_samples=progress.consumed_train_samples,
@@ -115,6 +115,14 @@ def _iterate(run: Run, data: Iterator[MicroBatch], forward: ForwardStep) -> tupl
         skipped=step.finite and not step.updated,
     )
     return step, report
+
+
+def _end_capture(session: CaptureSession, scalars: dict[str, float]) -> None:
+    """The collected iteration is complete; an error that --tensor-on-error lets through ends the run."""
+    try:
+        session.end_iteration(scalars)
+    except CaptureError as error:
+        raise TrainingError(f"--tensor-on-error stop: {error}") from None
 
 
 def _scalars(step: Step, learning_rate: float) -> dict[str, float]:

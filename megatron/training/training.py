@@ -8,7 +8,7 @@ import time
 
 from megatron.training import checkpointing
 from megatron.training.batches import micro_batches
-from megatron.training.capture import attach, report_capture, settle
+from megatron.training.capture import attach, close_capture, settle
 from megatron.training.checkpointing import Progress, TrainingState
 from megatron.training.console import print_rank_0
 from megatron.training.datasets import build_datasets
@@ -59,8 +59,7 @@ def build(args: argparse.Namespace, at_the_end: contextlib.ExitStack, start: flo
     connect(args, model, optimizer)
     session = attach(args, model, recipe, capture)
     if session is not None:
-        at_the_end.callback(report_capture, session)
-        at_the_end.callback(session.close)
+        at_the_end.callback(close_capture, session)
     print_rank_0(f"ready after {time.monotonic() - start:.1f} s")
     return Run(args, state, datasets, session, log, start)
 
