@@ -1,0 +1,172 @@
+"""Rows of the summary table put together: ranks, samples, layers or sites become one row, exactly.
+
+Counts and sums of squares add up; what is a ratio (rms, SQNR, percentages) is computed again from the sums, never
+averaged. The largest value of a group is its amax, and its worst kurtosis stands for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megatron.quantscope.analysis.channels import pooled_channels
+from megatron.quantscope.analysis.distribution import TOP
+from megatron.quantscope.analysis.exponents import ExponentHistogram, added
+from megatron.quantscope.analysis.format_errors import POW2_FORMATS, POW2_SUFFIX
+from megatron.quantscope.analysis.roles import GRADIENT_FAMILIES, site_order
+
+if TYPE_CHECKING:
+    import pandas
+
+_SUMMED = ("count", "zero", "nan", "inf", "bytes", "sum", "sum_squares")
+_LARGEST = ("amax", "max", "kurtosis")
+_SMALLEST = ("min",)
+_ERROR_SUMS = ("error_squares", "underflow", "saturated", "lost")
+
+Floats = npt.NDArray[np.float64]
+
+
+def treatments_of(frame: pandas.DataFrame) -> list[str]:
+    """The names of the treatments that a summary table has columns of."""
+    suffix = ".error_squares"
+    return [column.removesuffix(suffix) for column in frame.columns if column.endswith(suffix)]
+
+
+def as_trained(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """The table with each gradient's errors as training makes them by default.
+
+    For gradients the columns of `POW2_FORMATS` are those of the scaled treatment, whose own columns go; so `hifp8`
+    means in every row what a run with `--quant-type hifp8` does to that tensor.
+    """
+    gradient = frame["family"].isin(GRADIENT_FAMILIES)
+    result = frame.copy(deep=False)
+    for name in POW2_FORMATS:
+        for part in (*_ERROR_SUMS, "sqnr_db"):
+            scaled = f"{name}{POW2_SUFFIX}.{part}"
+            result[f"{name}.{part}"] = frame[f"{name}.{part}"].where(~gradient, frame[scaled])
+            result = result.drop(columns=scaled)
+    return result
+
+
+def merged(frame: pandas.DataFrame, by: str | Sequence[str]) -> pandas.DataFrame:
+    """One row a group of `by`, which become its index, with `rows` and these columns.
+
+    Sums (count, zero, nan, inf, bytes, sum, sum_squares and those of each treatment), extremes (amax, max, min,
+    kurtosis), and what follows from them: rms, mean, zero_percent, nonfinite, and for each treatment T `T.sqnr_db`,
+    `T.underflow_percent` of the non-zero, `T.saturated_percent` and `T.lost_percent` of the finite elements.
+    """
+    import pandas
+
+    names = treatments_of(frame)
+    how = dict.fromkeys(_SUMMED, "sum") | dict.fromkeys(_LARGEST, "max") | dict.fromkeys(_SMALLEST, "min")
+    how |= {f"{name}.{part}": "sum" for name in names for part in _ERROR_SUMS}
+    groups = frame.groupby(by if isinstance(by, str) else list(by), sort=True, dropna=False)
+    result = groups.agg(how)
+    finite = result["count"] - result["nan"] - result["inf"]
+    derived: dict[str, Any] = {
+        "rows": groups.size(),
+        "rms": np.sqrt(result["sum_squares"] / finite),
+        "mean": result["sum"] / finite,
+        "zero_percent": 100 * result["zero"] / result["count"],
+        "nonfinite": result["nan"] + result["inf"],
+    }
+    for name in names:
+        derived[f"{name}.sqnr_db"] = sqnr_db(
+            result["sum_squares"].to_numpy(float),
+            result[f"{name}.error_squares"].to_numpy(float),
+            result[f"{name}.lost"].to_numpy(float),
+        )
+        derived[f"{name}.underflow_percent"] = 100 * result[f"{name}.underflow"] / (finite - result["zero"])
+        for part in ("saturated", "lost"):
+            derived[f"{name}.{part}_percent"] = 100 * result[f"{name}.{part}"] / finite
+    return pandas.concat([result, pandas.DataFrame(derived)], axis=1)
+
+
+def sqnr_db(signal_squares: Floats, error_squares: Floats, lost: Floats) -> Floats:
+    """SQNR of groups from their sums, as `FormatError.sqnr_db` defines it."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(signal_squares > 0, signal_squares / error_squares, np.nan)
+        result: Floats = np.where(lost > 0, -np.inf, 10 * np.log10(ratio))
+    return result
+
+
+def layer_matrix(groups: pandas.DataFrame, column: str) -> tuple[list[str], list[int], Floats]:
+    """A column as an image: sites by layers, NaN where there is nothing.
+
+    Args:
+        groups: What `merged(frame, ["site", "layer_idx"])` gave, or a part of it.
+        column: Which of its columns.
+
+    Returns:
+        The sites in the order of the forward pass, the layers ascending, and the values [sites, layers].
+    """
+    table = groups[column].unstack("layer_idx")
+    table = table[[layer for layer in table.columns if layer == layer]]  # NaN: outside the layers
+    sites = sorted(table.index, key=site_order)
+    values = table.loc[sites].to_numpy(dtype=float, na_value=np.nan)
+    return sites, [int(layer) for layer in table.columns], values
+
+
+def largest_by_layer(frame: pandas.DataFrame) -> tuple[list[int], Floats]:
+    """The layers of these rows, and [layers, TOP] the largest magnitudes of the tensor with the largest, else NaN."""
+    layers = [int(layer) for layer in sorted(frame["layer_idx"].dropna().unique())]
+    result = np.full((len(layers), TOP), np.nan)
+    for layer, top in zip(frame["layer_idx"], frame["top"], strict=True):
+        if layer == layer and len(top):
+            row = layers.index(int(layer))
+            if not result[row, 0] >= top[0]:
+                result[row] = np.nan
+                result[row, : len(top)] = top
+    return layers, np.where(result > 0, result, np.nan)
+
+
+def exponents_of(frame: pandas.DataFrame) -> ExponentHistogram:
+    """The exponents of all elements of these rows."""
+    return _histogram(frame, "exponent")
+
+
+def block_exponents_of(frame: pandas.DataFrame) -> ExponentHistogram:
+    """The exponents of the amax of all blocks of these rows."""
+    return _histogram(frame, "block_exponent")
+
+
+def depths_of(frame: pandas.DataFrame) -> npt.NDArray[np.int64]:
+    """[DEPTHS]: the elements of these rows by binades below their block's amax; empty where none was in blocks."""
+    counted = [np.asarray(depths, dtype=np.int64) for depths in frame["block_depths"] if len(depths)]
+    return np.sum(counted, axis=0, dtype=np.int64) if counted else np.zeros(0, dtype=np.int64)
+
+
+def exponent_image(frame: pandas.DataFrame, binades: range) -> tuple[list[int], Floats]:
+    """The layers of these rows, and [binades, layers]: percent of a layer's elements in a binade, NaN where none is."""
+    layers = [int(layer) for layer in sorted(frame["layer_idx"].dropna().unique())]
+    image = np.full((len(binades), len(layers)), np.nan)
+    for column, layer in enumerate(layers):
+        rows = frame[frame["layer_idx"] == layer]
+        histogram = exponents_of(rows)
+        for exponent, count in zip(histogram.edges, histogram.counts, strict=False):
+            if count and exponent in binades:
+                image[exponent - binades.start, column] = 100 * count / rows["count"].sum()
+    return layers, image
+
+
+def channels_by_layer(frame: pandas.DataFrame, tiles: int) -> tuple[list[int], int, Floats]:
+    """The layers of one site, its number of channels, and [layers, at most tiles]: the amax of neighbouring channels.
+
+    Tensors with another number of channels than the widest are left out.
+    """
+    layers = [int(layer) for layer in sorted(frame["layer_idx"].dropna().unique())]
+    width = max(len(row) for row in frame["channel_amax"])
+    image = np.zeros((len(layers), min(width, tiles)))
+    for layer, row in zip(frame["layer_idx"], frame["channel_amax"], strict=True):
+        if layer == layer and len(row) == width:
+            place = layers.index(int(layer))
+            image[place] = np.maximum(image[place], pooled_channels(np.asarray(row), image.shape[1]))
+    return layers, width, image
+
+
+def _histogram(frame: pandas.DataFrame, name: str) -> ExponentHistogram:
+    rows = zip(frame[f"{name}_first"], frame[f"{name}_counts"], strict=True)
+    return added(ExponentHistogram(int(first), np.asarray(counts, dtype=np.int64)) for first, counts in rows)

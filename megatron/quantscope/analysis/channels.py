@@ -1,0 +1,59 @@
+"""A tensor as tokens by channels, and what is largest in each.
+
+Outliers of language models sit in few channels and, as massive activations, in few tokens; both show in this view.
+Megatron's activations are [sequence, micro-batch, features...]: tokens are the first two dimensions. Of a weight
+[out, in] the rows stand in for tokens, and the channels are its input features.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from megatron.quantscope.formats.statistics import PATTERN_DTYPES
+
+_TOKEN_DIMS = 2
+_MAGNITUDE_BITS = 0x7FFF
+
+
+def tokens_by_channels(tensor: Tensor) -> Tensor:
+    """A view or copy [tokens, channels] of a tensor of any shape."""
+    if tensor.dim() <= 1:
+        return tensor.reshape(1, -1)
+    if tensor.dim() == _TOKEN_DIMS:
+        return tensor
+    return tensor.flatten(_TOKEN_DIMS).flatten(0, 1)
+
+
+def channel_amax(tensor: Tensor) -> npt.NDArray[np.float32]:
+    """[channels]: the largest |x| of each channel; NaN where a channel holds one, empty where there are no elements."""
+    if tensor.numel() == 0:
+        return np.zeros(0, dtype=np.float32)
+    matrix = tokens_by_channels(tensor.detach())
+    if matrix.dtype in PATTERN_DTYPES:  # bits without the sign order as magnitudes do, NaN above all, and faster
+        largest = (matrix.contiguous().view(torch.int16) & _MAGNITUDE_BITS).amax(dim=0).view(matrix.dtype)
+    else:
+        largest = matrix.abs().amax(dim=0)
+    result: npt.NDArray[np.float32] = largest.float().numpy()
+    return result
+
+
+def max_pooled(tensor: Tensor, tokens: int, channels: int) -> npt.NDArray[np.float32]:
+    """|x| of a tensor as at most [tokens, channels] tiles, each the largest in it: no outlier is averaged away.
+
+    Non-finite elements count as zero; the statistics count them.
+    """
+    matrix = tokens_by_channels(tensor.detach()).float().abs()
+    matrix = torch.where(torch.isfinite(matrix), matrix, 0)
+    shape = (min(tokens, matrix.shape[0]), min(channels, matrix.shape[1]))
+    pooled: npt.NDArray[np.float32] = torch.nn.functional.adaptive_max_pool2d(matrix[None], shape)[0].numpy()
+    return pooled
+
+
+def pooled_channels(values: npt.NDArray[np.float32], tiles: int) -> npt.NDArray[np.float32]:
+    """[channels] -> [tiles]: the largest of each run of neighbouring channels; NaN and Inf count as zero."""
+    finite = torch.from_numpy(np.where(np.isfinite(values), values, 0).astype(np.float32))
+    pooled: npt.NDArray[np.float32] = torch.nn.functional.adaptive_max_pool1d(finite[None], tiles)[0].numpy()
+    return pooled

@@ -1,0 +1,186 @@
+"""The two tables of an analysis, as Parquet files that pandas opens without this package.
+
+    index.parquet     a row a captured row: every field that identifies it, and the file that holds it
+    summary.parquet   a row a file that was read: the same fields, and its `summary.TensorSummary`
+
+A treatment `mxfp8` has the columns `mxfp8.sqnr_db`, `mxfp8.error_squares`, `mxfp8.underflow`, `mxfp8.saturated` and
+`mxfp8.lost`: elements, which add up over rows as `error_squares` does. A histogram has its first exponent and its
+counts in two columns. The column `quantiles` belongs to the levels `distribution.QUANTILE_LEVELS`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from megatron.quantscope.analysis.exponents import ExponentHistogram
+from megatron.quantscope.analysis.format_errors import FormatError
+from megatron.quantscope.analysis.roles import module_label, role_of
+from megatron.quantscope.analysis.summary import TensorSummary
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
+
+    from megatron.quantscope.capture import TensorRecord
+
+Row = dict[str, Any]
+
+_TEXT, _INT, _FLOAT, _BOOL = "string", "int64", "float64", "bool"
+_INTS, _FLOATS, _FLOAT32S = "list<int64>", "list<float64>", "list<float32>"
+_GROUP_ROWS = 4096  # rows that are held before they go to disk
+
+RECORD_COLUMNS: Mapping[str, str] = {
+    "file": _TEXT,
+    "bytes": _INT,
+    "reference": _BOOL,
+    "quant_type": _TEXT,
+    "run_id": _TEXT,
+    "iteration": _INT,
+    "micro_batch": _INT,
+    "rank": _INT,
+    "sample_idx": _INT,
+    "layer_type": _TEXT,
+    "layer_idx": _INT,
+    "module": _TEXT,
+    "component": _TEXT,
+    "operation": _TEXT,
+    "phase": _TEXT,
+    "tensor_name": _TEXT,
+    "gemm": _TEXT,
+    "stage": _TEXT,
+    "shape": _INTS,
+    "dtype": _TEXT,
+    "site": _TEXT,
+    "symbol": _TEXT,
+    "family": _TEXT,
+    "operand": _BOOL,
+}
+STATISTICS_COLUMNS: Mapping[str, str] = {
+    "count": _INT,
+    "zero": _INT,
+    "nan": _INT,
+    "inf": _INT,
+    "min": _FLOAT,
+    "max": _FLOAT,
+    "amax": _FLOAT,
+    "mean": _FLOAT,
+    "rms": _FLOAT,
+    "std": _FLOAT,
+    "sum": _FLOAT,
+    "sum_squares": _FLOAT,
+}
+DISTRIBUTION_COLUMNS: Mapping[str, str] = {
+    "median_magnitude": _FLOAT,
+    "kurtosis": _FLOAT,
+    "top": _FLOATS,
+    "quantiles": _FLOATS,
+    "channel_amax": _FLOAT32S,
+}
+HISTOGRAM_COLUMNS: Mapping[str, str] = {
+    "exponent_first": _INT,
+    "exponent_counts": _INTS,
+    "block_exponent_first": _INT,
+    "block_exponent_counts": _INTS,
+    "block_depths": _INTS,
+}
+_ERROR_FIELDS = tuple(field.name for field in fields(FormatError))
+
+
+def error_columns(treatments: Iterable[str]) -> dict[str, str]:
+    """The columns of these treatments and their types."""
+    columns = {}
+    for name in treatments:
+        columns[f"{name}.sqnr_db"] = _FLOAT
+        columns |= {f"{name}.{field}": _FLOAT if field == "error_squares" else _INT for field in _ERROR_FIELDS}
+    return columns
+
+
+def summary_columns(treatments: Iterable[str]) -> dict[str, str]:
+    """All columns of summary.parquet and their types."""
+    own = {**RECORD_COLUMNS, **STATISTICS_COLUMNS, **DISTRIBUTION_COLUMNS, **HISTOGRAM_COLUMNS}
+    return own | error_columns(treatments)
+
+
+def record_row(record: TensorRecord) -> Row:
+    """The fields of `RECORD_COLUMNS` of a captured row."""
+    role = role_of(record.layer_type, record.tensor_name)
+    derived = {
+        "file": str(record.path),
+        "site": f"{module_label(record.module, record.layer_type)}.{role.symbol}",
+        "symbol": role.symbol,
+        "family": role.family,
+        "operand": role.operand,
+        "shape": None if record.shape is None else list(record.shape),
+    }
+    return {name: derived[name] if name in derived else getattr(record, name) for name in RECORD_COLUMNS}
+
+
+def summary_row(record: TensorRecord, summary: TensorSummary) -> Row:
+    """The row of summary.parquet of one file."""
+    statistics, distribution, blocks = summary.statistics, summary.distribution, summary.blocks
+    exponents = ExponentHistogram.of(statistics.exponents)
+    block_exponents = ExponentHistogram.of(blocks.amax_exponents if blocks else {})
+    row = record_row(record) | {name: getattr(statistics, name) for name in STATISTICS_COLUMNS}
+    row |= {
+        "median_magnitude": distribution.median_magnitude,
+        "kurtosis": distribution.kurtosis,
+        "top": list(distribution.top),
+        "quantiles": list(distribution.quantiles),
+        "channel_amax": summary.channel_amax.tolist(),
+        "exponent_first": exponents.first,
+        "exponent_counts": exponents.counts.tolist(),
+        "block_exponent_first": block_exponents.first,
+        "block_exponent_counts": block_exponents.counts.tolist(),
+        "block_depths": blocks.depths.tolist() if blocks else [],
+    }
+    for name, error in summary.errors.items():
+        row[f"{name}.sqnr_db"] = error.sqnr_db(statistics.sum_squares)
+        row |= {f"{name}.{field}": getattr(error, field) for field in _ERROR_FIELDS}
+    return row
+
+
+def write_table(path: Path, rows: Iterable[Row], columns: Mapping[str, str]) -> int:
+    """Write rows to a Parquet file, a few thousand at a time; the file is complete or absent.
+
+    Returns:
+        How many rows.
+    """
+    import pyarrow.parquet
+
+    schema = pyarrow.schema([(name, _arrow_type(kind)) for name, kind in columns.items()])
+    temporary = path.with_name(f".{path.name}.writing-{os.getpid()}")
+    written = 0
+    try:
+        with pyarrow.parquet.ParquetWriter(temporary, schema) as writer:
+            for group in _groups(iter(rows)):
+                writer.write_table(pyarrow.Table.from_pylist(group, schema=schema))
+                written += len(group)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return written
+
+
+def read_table(path: Path) -> pandas.DataFrame:
+    """A table that `write_table` wrote."""
+    import pandas
+
+    return pandas.read_parquet(path)
+
+
+def _groups(rows: Iterator[Row]) -> Iterator[Sequence[Row]]:
+    while group := list(islice(rows, _GROUP_ROWS)):
+        yield group
+
+
+def _arrow_type(kind: str) -> pyarrow.DataType:
+    import pyarrow
+
+    if kind.startswith("list<"):
+        return pyarrow.list_(_arrow_type(kind[len("list<") : -1]))
+    return pyarrow.bool_() if kind == _BOOL else pyarrow.type_for_alias(kind)

@@ -1,0 +1,155 @@
+"""The texts of a run: tensor_stats.txt for reading, global_statistics.txt and .json for the numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from megatron.quantscope.analysis.aggregate import merged
+from megatron.quantscope.analysis.global_statistics import global_statistics
+from megatron.quantscope.analysis.roles import site_order
+from megatron.quantscope.analysis.study import Study
+from megatron.quantscope.report import numbers
+from megatron.quantscope.report.page import provenance
+from megatron.quantscope.report.style import SHOWN_FORMATS, format_title
+
+if TYPE_CHECKING:
+    import pandas
+
+_WORST = 15
+_STATISTIC_HEADS = (
+    "site",
+    "tensors",
+    "elements",
+    "zero",
+    "NaN",
+    "Inf",
+    "min",
+    "max",
+    "amax",
+    "mean",
+    "rms",
+    "kurtosis",
+)
+Line = Sequence[str]
+
+
+def write_texts(study: Study, output: Path) -> None:
+    """Write tensor_stats.txt and global_statistics/."""
+    folder = output / "global_statistics"
+    folder.mkdir(parents=True, exist_ok=True)
+    statistics = global_statistics(study)
+    write_text(folder / "global_statistics.json", json.dumps(statistics, indent=1, allow_nan=False) + "\n")
+    write_text(folder / "global_statistics.txt", global_text(statistics))
+    write_text(output / "tensor_stats.txt", tensor_text(study))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that is complete or absent."""
+    temporary = path.with_name(f".{path.name}.writing-{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def tensor_text(study: Study) -> str:
+    """Every site of every type in numbers, the worst tensors of each format, and what could not be read."""
+    parts = [f"Tensors of {study.source}", provenance(study, None), ""]
+    for quant_type in study.types:
+        frame = study.of_type(quant_type)
+        rows = int((study.index["quant_type"] == quant_type).sum())
+        parts += [
+            f"== {format_title(quant_type)}: {rows} tensors in {len(frame)} files, "
+            + numbers.size(frame["bytes"].sum()),
+            numbers.facts(frame),
+            "",
+            "-- every site: all layers, micro-batches and ranks together; kurtosis is the worst tensor's",
+            aligned(_site_lines(merged(frame, "site"))),
+            "",
+            "-- SQNR in dB of the GEMM operands under each format",
+            aligned(_sqnr_lines(frame[frame["operand"]])),
+            "",
+            f"-- the {_WORST} operands that lose most under each format",
+            aligned(_worst_lines(frame[frame["operand"]])),
+            "",
+        ]
+    parts.append(f"== not read: {len(study.problems)}")
+    parts += [f"   {problem}" for problem in study.problems]
+    return "\n".join(parts) + "\n"
+
+
+def global_text(statistics: dict[str, Any]) -> str:
+    """The totals of global_statistics.json for reading."""
+    parts = [f"Global statistics of {statistics['source']}", ""]
+    for name, of_type in statistics["types"].items():
+        total = of_type["total"]
+        lines = [
+            (key, f"{value:.10g}" if isinstance(value, float) else str(value))
+            for key, value in total.items()
+            if key != "formats"
+        ]
+        errors = [("format", "SQNR dB", "underflow", "saturated", "lost")]
+        for fmt, error in total["formats"].items():
+            sqnr = "exact" if error["exact"] else "lost" if error["lost"] else _decimal(error["sqnr_db"])
+            percents = (error[f"{part}_percent"] for part in ("underflow", "saturated", "lost"))
+            errors.append((fmt, sqnr, *("-" if value is None else numbers.percent(value) for value in percents)))
+        losses = [(f"loss of iteration {key}", f"{value:.6g}") for key, value in of_type["losses"].items()]
+        parts += [f"== {name}", aligned([("captured rows", str(of_type["captured_rows"])), *lines, *losses]), ""]
+        parts += ["-- all elements under each format", aligned(errors), ""]
+    parts.append(f"not read: {len(statistics['problems'])}")
+    return "\n".join(parts) + "\n"
+
+
+def aligned(lines: Sequence[Line]) -> str:
+    """Columns of text, the first flush left, the others flush right."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))] if lines else []
+    return "\n".join(
+        "   ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width) for column, (cell, width) in enumerate(pairs)
+        )
+        for pairs in (list(zip(line, widths, strict=True)) for line in lines)
+    )
+
+
+def _site_lines(groups: pandas.DataFrame) -> list[Line]:
+    lines: list[Line] = [_STATISTIC_HEADS]
+    for site in sorted(groups.index, key=site_order):
+        row = groups.loc[site]
+        counts = (str(int(row["rows"])), numbers.count(row["count"]), numbers.percent(row["zero_percent"]))
+        bad = (str(int(row["nan"])), str(int(row["inf"])))
+        values = (numbers.magnitude(row[name]) for name in ("min", "max", "amax", "mean", "rms", "kurtosis"))
+        lines.append((site, *counts, *bad, *values))
+    return lines
+
+
+def _sqnr_lines(operands: pandas.DataFrame) -> list[Line]:
+    lines: list[Line] = [("site", *(format_title(name) for name in SHOWN_FORMATS))]
+    if operands.empty:
+        return lines
+    groups = merged(operands, "site")
+    for site in sorted(groups.index, key=site_order):
+        lines.append((site, *(numbers.decibels(groups.loc[site, f"{name}.sqnr_db"]) for name in SHOWN_FORMATS)))
+    return lines
+
+
+def _worst_lines(operands: pandas.DataFrame) -> list[Line]:
+    lines: list[Line] = [("format", "site", "layer", "SQNR dB", "underflow", "saturated", "file")]
+    for name in SHOWN_FORMATS:
+        worst = operands[operands[f"{name}.sqnr_db"].notna()].nsmallest(_WORST, f"{name}.sqnr_db")
+        for _, row in worst.iterrows():
+            finite = row["count"] - row["nan"] - row["inf"]
+            underflow = numbers.percent(100 * row[f"{name}.underflow"] / max(1, finite - row["zero"]))
+            saturated = numbers.percent(100 * row[f"{name}.saturated"] / max(1, finite))
+            layer = "-" if row["layer_idx"] != row["layer_idx"] else str(int(row["layer_idx"]))
+            sqnr = numbers.decibels(row[f"{name}.sqnr_db"])
+            lines.append((name, row["site"], layer, sqnr, underflow, saturated, Path(row["file"]).name))
+    return lines
+
+
+def _decimal(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
