@@ -72,6 +72,11 @@ def prepare(directory: Path, name: str) -> None:
     folder.mkdir(parents=True)
 
 
+def discard(directory: Path, name: str) -> None:
+    """Remove what was written of a checkpoint that can not be completed (by one rank)."""
+    shutil.rmtree(being_written(directory, name), ignore_errors=True)
+
+
 def complete(directory: Path, name: str) -> None:
     """Give the written checkpoint its name and make it the latest (by one rank, once all have written)."""
     final, previous = path_of(directory, name), directory / f".{path_of(directory, name).name}.replaced"

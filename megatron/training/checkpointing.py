@@ -212,8 +212,11 @@ def _write(directory: Path, name: str, contents: dict[str, Any], architecture: d
             write_architecture(directory, architecture)
             checkpoint_directory.complete(directory, name)
         dist.barrier()
-    except OSError as error:
-        raise TrainingError(f"the checkpoint can not be written to {directory}: {error.strerror or error}") from None
+    except (OSError, RuntimeError, CheckpointException) as error:  # upstream's helper processes pass on what they meet
+        if first:
+            checkpoint_directory.discard(directory, name)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else _last_line(error)
+        raise TrainingError(f"the checkpoint can not be written to {directory}: {reason}") from error
 
 
 def _guarded(checkpoint: Checkpoint, load: Any, *arguments: Any) -> Any:
@@ -221,5 +224,10 @@ def _guarded(checkpoint: Checkpoint, load: Any, *arguments: Any) -> Any:
     try:
         return load(*arguments)
     except (Exception, CheckpointException) as error:  # upstream has many kinds, torch's is no Exception
-        reason = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-        raise TrainingError(f"{checkpoint.path} can not be loaded into this model: {reason[-1]}") from error
+        raise TrainingError(f"{checkpoint.path} can not be loaded into this model: {_last_line(error)}") from error
+
+
+def _last_line(error: BaseException) -> str:
+    """Of an error that carries a traceback in its text, the line that says what was wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -13,6 +13,12 @@ from megatron.training.failure import UsageError
 
 Check = tuple[Callable[[argparse.Namespace], Any], str]
 
+
+def _ramp(args: argparse.Namespace) -> list[int]:
+    """Where a growing batch starts, and by how much it grows."""
+    return list(args.rampup_batch_size[:2])
+
+
 MODEL_CHECKS: tuple[Check, ...] = (
     (
         lambda a: not (a.num_layers and a.hidden_size and a.num_attention_heads),
@@ -124,13 +130,18 @@ TRAINING_CHECKS: tuple[Check, ...] = (
         "--rampup-batch-size needs --train-samples",
     ),
     (
-        lambda a: a.rampup_batch_size and a.rampup_batch_size[0] > a.global_batch_size,
-        "--rampup-batch-size starts at {rampup_batch_size[0]}, above --global-batch-size {global_batch_size}",
+        lambda a: a.rampup_batch_size and a.rampup_batch_size[0] >= a.global_batch_size,
+        "--rampup-batch-size starts at {rampup_batch_size[0]}, not below --global-batch-size {global_batch_size}",
     ),
     (
         lambda a: a.rampup_batch_size and (a.global_batch_size - a.rampup_batch_size[0]) % a.rampup_batch_size[1],
         "--rampup-batch-size does not reach --global-batch-size {global_batch_size} from {rampup_batch_size[0]} in "
         "steps of {rampup_batch_size[1]}",
+    ),
+    (
+        lambda a: a.rampup_batch_size and any(n % (a.micro_batch_size * a.data_parallel_size) for n in _ramp(a)),
+        "--rampup-batch-size {rampup_batch_size[0]} {rampup_batch_size[1]}: start and increment must be multiples of "
+        "--micro-batch-size {micro_batch_size} x data parallel size {data_parallel_size}",
     ),
     (
         lambda a: a.lr is None,
@@ -153,6 +164,10 @@ TRAINING_CHECKS: tuple[Check, ...] = (
             a.weight_decay_incr_style != "constant" and (a.start_weight_decay is None or a.end_weight_decay is None)
         ),
         "--weight-decay-incr-style {weight_decay_incr_style} needs --start-weight-decay and --end-weight-decay",
+    ),
+    (
+        lambda a: a.weight_decay_incr_style != "constant" and a.end_weight_decay < a.start_weight_decay,
+        "--end-weight-decay {end_weight_decay:g} is below --start-weight-decay {start_weight_decay:g}",
     ),
     (
         lambda a: a.override_opt_param_scheduler and a.use_checkpoint_opt_param_scheduler,

@@ -80,8 +80,11 @@ def build_datasets(args: argparse.Namespace, tokenizer: Any) -> Datasets:
     kind = MockGPTDataset if config.mock else GPTDataset
     try:
         built = BlendedMegatronDatasetBuilder(kind, sizes, lambda: reads, config).build()
-    except OSError as error:
-        raise UsageError(f"the index of the data can not be written: {error}; give --data-cache-path DIR") from None
+    except Exception as error:
+        reason = error.__cause__ or error  # upstream wraps it in an Exception
+        if not isinstance(reason, OSError):
+            raise
+        raise UsageError(f"the index of the data can not be written: {reason}; give --data-cache-path DIR") from None
     wanted = [_is_read(config, split) and size > 0 for split, size in enumerate(sizes)]
     if not reads:
         return Datasets(*(SampleIndices(size) if want else None for size, want in zip(sizes, wanted, strict=True)))
@@ -91,7 +94,9 @@ def build_datasets(args: argparse.Namespace, tokenizer: Any) -> Datasets:
 def samples_needed(args: argparse.Namespace) -> list[int]:
     """Training, validation and test samples that the run will read."""
     evaluations = args.train_iters // args.eval_interval + 1
-    train = args.train_samples or args.train_iters * args.global_batch_size
+    train = args.train_iters * args.global_batch_size
+    if args.train_samples:  # the last batch may go beyond them
+        train = min(train, args.train_samples + args.global_batch_size - 1)
     evaluated = args.eval_iters * args.global_batch_size
     return [0 if args.skip_train else train, evaluations * evaluated, evaluated]
 

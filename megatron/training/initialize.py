@@ -77,7 +77,7 @@ def finalize() -> None:
 
 def _join_process_group(args: argparse.Namespace) -> None:
     backend = args.distributed_backend or ("nccl" if torch.cuda.is_available() else "gloo")
-    rendezvous = {} if "MASTER_ADDR" in os.environ else {"store": dist.HashStore()}
+    rendezvous = {"store": dist.HashStore()} if args.world_size == 1 else {}
     dist.init_process_group(
         backend,
         rank=args.rank,

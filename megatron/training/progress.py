@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import math
+import tempfile
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -60,8 +62,12 @@ class ProgressLog:
     _writer: Any = None
 
     def __post_init__(self) -> None:
-        if self.args.tensorboard_dir and dist.get_rank() == dist.get_world_size() - 1:
+        if not self.args.tensorboard_dir:
+            return
+        if dist.get_rank() == dist.get_world_size() - 1:
             self._writer = open_tensorboard(self.args)
+        else:
+            require_tensorboard(self.args)  # what is wrong is found out by all ranks alike, and said by the first
 
     def add(self, report: Report, *, last: bool) -> None:
         """Take the report of an iteration; print a line every --log-interval iterations and for the last one."""
@@ -134,10 +140,23 @@ def open_tensorboard(args: argparse.Namespace) -> Any:
     Raises:
         UsageError: when the package is missing or the directory can not be written.
     """
-    try:
-        from torch.utils.tensorboard import SummaryWriter
+    require_tensorboard(args)
+    from torch.utils.tensorboard import SummaryWriter
 
-        return SummaryWriter(log_dir=args.tensorboard_dir, max_queue=args.tensorboard_queue_size)
+    return SummaryWriter(log_dir=args.tensorboard_dir, max_queue=args.tensorboard_queue_size)
+
+
+def require_tensorboard(args: argparse.Namespace) -> None:
+    """See that TensorBoard can write into --tensorboard-dir; leaves nothing but the directory.
+
+    Raises:
+        UsageError: when it can not, see `open_tensorboard`.
+    """
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+
+        Path(args.tensorboard_dir).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=args.tensorboard_dir).close()
     except ImportError:
         raise UsageError("--tensorboard-dir needs the package tensorboard") from None
     except OSError as error:

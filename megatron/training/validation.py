@@ -79,10 +79,8 @@ def _complete_batch(args: argparse.Namespace) -> None:
     args.data_parallel_size = args.world_size // model_parallel_size
     if args.global_batch_size is None:
         args.global_batch_size = (args.micro_batch_size or 0) * args.data_parallel_size
-    if args.start_weight_decay is None or args.weight_decay_incr_style == "constant":
-        args.start_weight_decay = args.weight_decay
-    if args.end_weight_decay is None or args.weight_decay_incr_style == "constant":
-        args.end_weight_decay = args.weight_decay
+    if args.weight_decay_incr_style == "constant":
+        args.start_weight_decay = args.end_weight_decay = args.weight_decay
 
 
 def iterations_for(args: argparse.Namespace) -> int:
@@ -93,8 +91,7 @@ def iterations_for(args: argparse.Namespace) -> int:
     steps = (args.global_batch_size - start) // increment
     consumed = iterations = 0
     while consumed < args.train_samples:
-        grown = min(steps, consumed * steps // over) if steps else 0
-        consumed += start + increment * grown
+        consumed += start + increment * min(steps, consumed * steps // over)
         iterations += 1
     return iterations
 
@@ -137,9 +134,16 @@ def _starts_afresh(args: argparse.Namespace) -> bool:
 
 def prefixes_of(values: list[str]) -> list[str]:
     """The data prefixes in a blend: all values, or every second one where weights stand between them."""
-    weights = values[::2]
-    weighted = len(values) % 2 == 0 and all(weight.replace(".", "", 1).isdecimal() for weight in weights)
-    return values[1::2] if weighted and values else values
+    weighted = len(values) % 2 == 0 and all(map(_is_number, values[::2]))
+    return values[1::2] if weighted else values
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _require(path: Path, flag: str) -> None:

@@ -1,0 +1,85 @@
+"""Micro-batches: their order, their samples' places in the stream, and data of another vocabulary."""
+
+import itertools
+
+import pytest
+import torch
+
+from megatron.training.batches import micro_batches
+from megatron.training.failure import TrainingError
+
+LENGTH = 4
+
+
+class Counting(torch.utils.data.Dataset):
+    """Sample n holds the tokens n, n + 1, ..."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        tokens = torch.arange(index, index + LENGTH)
+        return {"tokens": tokens, "labels": tokens + 1, "loss_mask": torch.ones(LENGTH), "sample_index": index}
+
+
+@pytest.fixture
+def read(parse, monkeypatch):
+    """`read(length, rank=.., ranks=.., consumed=.., vocabulary=.., **changes)` -> iterator of micro-batches."""
+    from megatron.core import parallel_state
+
+    def start(length, *, rank=0, ranks=1, consumed=0, vocabulary=1000, **changes):
+        args = parse(**changes)
+        args.padded_vocab_size = vocabulary
+        monkeypatch.setattr(parallel_state, "get_data_parallel_rank", lambda: rank)
+        monkeypatch.setattr(parallel_state, "get_data_parallel_world_size", lambda: ranks)
+        return micro_batches(args, Counting(length), consumed=consumed)
+
+    return start
+
+
+@pytest.mark.parametrize(("rank", "expected"), [(0, [[0, 1], [4, 5]]), (1, [[2, 3], [6, 7]])])
+def test_ranks_read_their_shares(read, rank, expected):
+    batches = list(itertools.islice(read(8, rank=rank, ranks=2, micro_batch_size=2), 2))
+    assert [batch.sample_indices for batch in batches] == expected
+    for batch in batches:
+        first = torch.tensor(batch.sample_indices)[:, None]
+        assert torch.equal(batch.tokens, first + torch.arange(LENGTH))
+        assert torch.equal(batch.labels, batch.tokens + 1)
+        assert batch.loss_mask.shape == (2, LENGTH)
+        assert (batch.position_ids, batch.attention_mask) == (None, None)
+
+
+def test_resume_starts_at_the_samples_consumed(read):
+    assert next(read(8, consumed=5)).sample_indices == [5]
+
+
+def test_samples_are_used_up(read):
+    data = read(3, micro_batch_size=2)
+    assert next(data).sample_indices == [0, 1]
+    with pytest.raises(TrainingError, match="the 3 samples of the data are used up"):
+        next(data)
+
+
+@pytest.mark.parametrize(("vocabulary", "good"), [(7, 3), (LENGTH + 1, 1), (LENGTH, 0)])
+def test_token_outside_of_the_vocabulary(read, vocabulary, good):
+    data = read(8, vocabulary=vocabulary)
+    assert [next(data).sample_indices for _ in range(good)] == [[n] for n in range(good)]
+    with pytest.raises(TrainingError) as caught:
+        next(data)  # the last label of sample n is n + LENGTH
+    assert str(caught.value) == (
+        f"the data has token {vocabulary}, the model's vocabulary has {vocabulary}; was the data made with this "
+        "tokenizer?"
+    )
+
+
+def test_a_stage_that_reads_nothing(parse):
+    assert list(micro_batches(parse(), None, consumed=0)) == []
+
+
+def test_reading_moves_no_random_state(read):
+    before = torch.get_rng_state()
+    next(read(8))
+    assert torch.equal(torch.get_rng_state(), before)
