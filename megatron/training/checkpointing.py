@@ -28,6 +28,8 @@ from megatron.training.failure import TrainingError, UsageError
 from megatron.training.model import unwrap
 from megatron.training.rng_state import rng_state, set_rng_state
 
+_SCHEDULES = "opt_param_scheduler"  # its name in Megatron-LM's checkpoints
+_PROGRESS = ("iteration", "consumed_train_samples", "consumed_valid_samples")
 _LAYOUT = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size")
 
 
@@ -84,14 +86,14 @@ def save_checkpoint(args: argparse.Namespace, state: TrainingState) -> None:
         "iteration": progress.iteration,
         "consumed_train_samples": progress.consumed_train_samples,
         "consumed_valid_samples": progress.consumed_valid_samples,
-        "layout": {name: getattr(args, name) for name in _LAYOUT},
         **_sharded_model(state.model),
     }
     if not args.no_save_optim and state.optimizer is not None and state.scheduler is not None:
         contents["optimizer"] = state.optimizer.sharded_state_dict(contents, metadata=_metadata())
-        contents["opt_param_scheduler"] = state.scheduler.state_dict()
+        contents[_SCHEDULES] = state.scheduler.state_dict()
     if not args.no_save_rng:
         contents["rng_state"] = _sharded_rng_state(rng_state())
+        contents["rng_layout"] = _layout(args)
     _write(Path(args.save), str(progress.iteration), contents, architecture_of(args))
     print_rank_0(f"saved checkpoint of iteration {progress.iteration} in {args.save}")
 
@@ -125,27 +127,35 @@ def load_checkpoint(args: argparse.Namespace, state: TrainingState) -> None:
         raise TrainingError(f"{checkpoint.path} is not a complete torch_dist checkpoint: common.pt is missing")
     common = _guarded(checkpoint, dist_checkpointing.load_common_state_dict, str(checkpoint.path))
     weights_only = checkpoint.release or args.finetune
+    if not weights_only:
+        _require_progress(checkpoint, common)
     with_optimizer = not (weights_only or args.no_load_optim or state.optimizer is None) and "optimizer" in common
-    with_rng = not (weights_only or args.no_load_rng) and _same_layout(args, common)
+    with_rng = not (weights_only or args.no_load_rng) and _holds_our_rng_state(args, common)
     contents = _sharded_model(state.model)
     if with_optimizer:
         contents["optimizer"] = state.optimizer.sharded_state_dict(contents, is_loading=True, metadata=_metadata())
     if with_rng:
         contents["rng_state"] = _sharded_rng_state(None)
     loaded = _guarded(checkpoint, dist_checkpointing.load, contents, str(checkpoint.path))
+    _restore(state, {name: loaded[name] for name in contents} | {_SCHEDULES: common.get(_SCHEDULES)})
+    if not weights_only:
+        for name in _PROGRESS:
+            setattr(state.progress, name, common[name])
+    parts = {"weights": True, "optimizer and schedules": with_optimizer, "random state": with_rng}
+    print_rank_0(f"loaded {checkpoint.path}: {', '.join(part for part, is_loaded in parts.items() if is_loaded)}")
+
+
+def _restore(state: TrainingState, loaded: dict[str, Any]) -> None:
+    """Put what was loaded where it belongs."""
     for name, chunk in _chunks(state.model).items():
         unwrap(chunk).load_state_dict(loaded[name])
-    if with_optimizer:
+    if "optimizer" in loaded:
         state.optimizer.load_state_dict(loaded["optimizer"])
-        _load_schedules(state.scheduler, loaded["opt_param_scheduler"])
+        _load_schedules(state.scheduler, loaded[_SCHEDULES])
     elif state.optimizer is not None:
         state.optimizer.reload_model_params()  # its float32 copies were made of the weights before loading
-    if with_rng:
+    if "rng_state" in loaded:
         set_rng_state(loaded["rng_state"])
-    if not weights_only:
-        for name in ("iteration", "consumed_train_samples", "consumed_valid_samples"):
-            setattr(state.progress, name, loaded[name])
-    print_rank_0(f"loaded {checkpoint.path}{' (weights only)' if weights_only else ''}")
 
 
 def _load_schedules(scheduler: OptimizerParamScheduler, stored: dict[str, Any]) -> None:
@@ -158,12 +168,24 @@ def _load_schedules(scheduler: OptimizerParamScheduler, stored: dict[str, Any]) 
         ) from None
 
 
-def _same_layout(args: argparse.Namespace, common: dict[str, Any]) -> bool:
-    stored = common.get("layout")
-    same = stored == {name: getattr(args, name) for name in _LAYOUT}
-    if not same:
+def _require_progress(checkpoint: Checkpoint, common: dict[str, Any]) -> None:
+    missing = [name for name in _PROGRESS if name not in common]
+    if missing:
+        raise TrainingError(
+            f"{checkpoint.path} was written by another trainer: it does not say how far training had come "
+            f"({', '.join(missing)} is missing); --finetune takes its weights"
+        )
+
+
+def _holds_our_rng_state(args: argparse.Namespace, common: dict[str, Any]) -> bool:
+    stored = common.get("rng_layout")
+    if stored not in (None, _layout(args)):
         print_rank_0(f"the checkpoint's random state belongs to another layout ({stored}) and is not loaded")
-    return same
+    return stored == _layout(args)
+
+
+def _layout(args: argparse.Namespace) -> dict[str, int]:
+    return {name: getattr(args, name) for name in _LAYOUT}
 
 
 def _chunks(model: list[Any]) -> dict[str, Any]:

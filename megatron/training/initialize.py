@@ -23,6 +23,7 @@ from megatron.core.num_microbatches_calculator import (
     init_num_microbatches_calculator,
 )
 from megatron.core.rerun_state_machine import destroy_rerun_state_machine, initialize_rerun_state_machine
+from megatron.training.failure import UsageError
 
 PIPELINE_SEED_STEP = 100  # Megatron's: stages draw different weights ...
 DATA_SEED_STEP = 10  # ... and so do data parallel ranks, if asked to
@@ -41,7 +42,11 @@ KNOWN_WARNINGS = (
 
 
 def initialize(args: argparse.Namespace) -> None:
-    """Set up this process as one rank of the job `args` describe; `finalize` undoes it."""
+    """Set up this process as one rank of the job `args` describe; `finalize` undoes it.
+
+    Raises:
+        UsageError: when there are to be more ranks, and nothing says where to meet them.
+    """
     for message in KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     logging.getLogger("megatron.core").setLevel(logging.ERROR)
@@ -67,7 +72,7 @@ def initialize(args: argparse.Namespace) -> None:
 
 
 def finalize() -> None:
-    """Leave the job, as far as it was joined; the process can then join another."""
+    """Leave the job, as far as it was joined; a process without a launcher can then join another."""
     parallel_state.destroy_model_parallel()
     destroy_num_microbatches_calculator()
     destroy_rerun_state_machine()
@@ -77,6 +82,8 @@ def finalize() -> None:
 
 def _join_process_group(args: argparse.Namespace) -> None:
     backend = args.distributed_backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    if args.world_size > 1 and "MASTER_ADDR" not in os.environ:
+        raise UsageError(f"WORLD_SIZE is {args.world_size} and MASTER_ADDR is not set; start the ranks with torchrun")
     rendezvous = {"store": dist.HashStore()} if args.world_size == 1 else {}
     dist.init_process_group(
         backend,

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 if __name__ == "__main__":  # run as a file: the repository is what is imported from, whatever the current directory
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -23,6 +24,10 @@ if __name__ == "__main__":  # run as a file: the repository is what is imported 
 from megatron.quantscope.flags.values import positive_int
 from megatron.quantscope.report.figures import TOPICS
 
+if TYPE_CHECKING:
+    from megatron.quantscope.capture import Capture
+
+PROGRAM = "tensor_visualizer.py"
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -69,34 +74,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         level=logging.INFO if options.verbose else logging.WARNING, format="%(message)s", stream=sys.stderr
     )
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it reports on its font cache
-    from megatron.quantscope.capture.errors import CaptureError
-    from megatron.quantscope.report.draw import DrawError
+    from megatron.quantscope.capture import CaptureError, open_capture
 
     try:
-        return _draw(options)
+        capture = open_capture(options.tensor_dir, run=options.run)
     except CaptureError as error:
         return _complain(str(error), USAGE)
-    except DrawError as error:
-        return _complain(str(error), FAILED)
+    try:
+        return _draw(capture, options)
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
 
 
-def _draw(options: argparse.Namespace) -> int:
+def _draw(capture: Capture, options: argparse.Namespace) -> int:
     from megatron.quantscope.analysis.workers import default_workers
     from megatron.quantscope.report import numbers
-    from megatron.quantscope.report.draw import draw, figures_for
+    from megatron.quantscope.report.draw import DrawError, draw, figures_for
     from megatron.quantscope.report.progress import Progress
 
     start = time.perf_counter()
-    drawn = draw(
-        options.tensor_dir,
-        options.output_dir,
-        run=options.run,
-        workers=options.max_workers or default_workers(),
-        figures=figures_for(quick=options.quick, only=options.only),
-        progress=Progress(),
-    )
+    try:
+        drawn = draw(
+            capture,
+            options.output_dir,
+            workers=options.max_workers or default_workers(),
+            figures=figures_for(quick=options.quick, only=options.only),
+            progress=Progress(),
+        )
+    except DrawError as error:
+        return _complain(str(error), FAILED)
     seconds = time.perf_counter() - start
     written = len(drawn.figures.written)
     print(f"{drawn.files} tensor files ({numbers.size(drawn.bytes)}) read, {written} figures drawn in {seconds:.1f} s")
@@ -112,7 +118,7 @@ def _draw(options: argparse.Namespace) -> int:
 
 
 def _complain(message: str, code: int) -> int:
-    print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
+    print(f"{PROGRAM}: {message}", file=sys.stderr)
     return code
 
 

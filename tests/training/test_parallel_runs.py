@@ -9,13 +9,16 @@ import shutil
 import pytest
 
 from megatron.quantscope.capture import open_capture
+from megatron.training.failure import UsageError
+from megatron.training.initialize import initialize
 from tests.end_to_end.conftest import LAYERS, launch, pretrain
 from tests.training.log_lines import iterations, values
 
 ITERATIONS, SAVED = 3, 1
 GLOBAL_BATCH, MICRO_BATCHES = 4, 2  # micro-batches of a rank of two, one sample each
 LOSS_TOLERANCE, NORM_TOLERANCE = 1e-4, 2e-3  # norms are printed with three decimals
-FLAGS = ["--global-batch-size", GLOBAL_BATCH, "--use-cpu-initialization", "--quant-type", "none"]
+# Steps large enough that a gradient which is wrong in one norm moves the next loss by more than the tolerance.
+FLAGS = ["--global-batch-size", GLOBAL_BATCH, "--use-cpu-initialization", "--quant-type", "none", "--lr", 1e-2]
 FIRST_SCALE = 2.0**24  # too large for float16, not by far
 
 
@@ -128,6 +131,13 @@ def test_a_world_that_does_not_fit_is_one_line(flag):
     assert result.returncode == 2
     assert len(result.stderr.splitlines()) == 1
     assert "world size 1 is not a multiple" in result.stderr
+
+
+def test_a_world_without_a_meeting_place_is_not_waited_for(parse, monkeypatch):
+    """WORLD_SIZE left in the shell by another launcher."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="WORLD_SIZE is 2 and MASTER_ADDR is not set; start the ranks with torchrun"):
+        initialize(parse())
 
 
 def test_ranks_do_not_repeat_each_others_complaint(tmp_path):

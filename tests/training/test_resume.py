@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+import torch
 
 from tests.end_to_end.conftest import LAYERS, launch, pretrain
 from tests.training.log_lines import iterations, values
@@ -59,6 +60,30 @@ def test_without_the_optimizers_state_only_the_next_loss_is_the_same(whole, stop
     assert iterations(resumed) == list(range(SAVED + 1, ITERATIONS + 1))
     assert resumed.losses[0] == uninterrupted.losses[SAVED]
     assert resumed.losses[1] != uninterrupted.losses[SAVED + 1]
+
+
+def test_without_a_random_state_everything_else_goes_on(stopped, tmp_path):
+    """Written without it, a checkpoint still gives weights, moments, schedules and the place in the data."""
+    without_dropout = [*FLAGS, "--attention-dropout", 0, "--hidden-dropout", 0]
+    whole = pretrain(*without_dropout, "--load", stopped, "--save", tmp_path, "--save-interval", 3, "--no-save-rng")
+    shutil.rmtree(tmp_path / CHECKPOINTS[-1])
+    (tmp_path / LATEST).write_text("3")
+    resumed = pretrain(*without_dropout, "--load", tmp_path)
+    assert "iter_0000003: weights, optimizer and schedules\n" in resumed.output
+    assert resumed.losses == whole.losses[-1:]
+
+
+def test_another_trainers_checkpoint_gives_its_weights_alone(stopped):
+    """megatron-core's layout is common to several trainers; what says how far training had come is not."""
+    common = stopped / CHECKPOINTS[0] / "common.pt"
+    contents = torch.load(common, weights_only=True)
+    del contents["consumed_train_samples"]
+    torch.save(contents, common)
+    result = launch(*FLAGS, "--load", stopped)
+    assert result.returncode == 1
+    assert "another trainer" in result.stderr
+    assert "consumed_train_samples is missing" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_finetune_takes_the_weights_and_the_architecture_alone(whole, tmp_path):

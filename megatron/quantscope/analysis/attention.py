@@ -123,7 +123,8 @@ def _view_head(query: Tensor, key: Tensor) -> tuple[Floats, float, float, float]
     later = p[positions > 0, 0]
     size = (min(MAP_SIZE, count), min(MAP_SIZE, len(key)))
     pooled = torch.nn.functional.adaptive_max_pool2d(p[None], size)[0].numpy()
-    largest = scores[torch.isfinite(scores)].abs().max()
+    finite = scores[torch.isfinite(scores)]
+    largest = finite.abs().max() if len(finite) else math.nan
     return pooled, float(entropy), float(later.mean()) if len(later) else 1.0, float(largest)
 
 

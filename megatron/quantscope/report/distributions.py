@@ -17,6 +17,7 @@ from megatron.quantscope.report.axes import (
     exponent_ticks,
     set_exponent_axis,
     set_layer_places,
+    set_log_axis,
     shade_format,
 )
 from megatron.quantscope.report.page import new_page, span_legend
@@ -62,8 +63,7 @@ def draw_exponent_histograms(study: Study, quant_type: str) -> Figure | None:
     for symbol, axes in panels.of.items():
         shade_format(axes, fmt, labels=False)
         _draw_histogram(axes, histograms[symbol], frame[frame["symbol"] == symbol])
-    panels.first.set_yscale("log")
-    panels.first.set_ylim(_LEAST_PERCENT, 200)
+    set_log_axis(panels.first, _LEAST_PERCENT, 200)
     panels.label(x="|x| / scale" if fmt.scale == "e8m0" else "|x|", y="% of elements")
     return page
 

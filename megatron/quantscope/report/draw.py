@@ -1,4 +1,4 @@
-"""The whole way of drawing: open a capture, read every tensor once, write tables, texts and figures."""
+"""The whole way of drawing: read every tensor of a capture once, write tables, texts and figures."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from megatron.quantscope.analysis.scan import ScanLog, distinct_files, scan
 from megatron.quantscope.analysis.study import Study
 from megatron.quantscope.analysis.tables import RECORD_COLUMNS, read_table, record_row, summary_columns, write_table
 from megatron.quantscope.analysis.workers import Workers, worker_pool
-from megatron.quantscope.capture.errors import CaptureError
-from megatron.quantscope.capture.reader import Capture, open_capture
+from megatron.quantscope.capture.reader import Capture
 from megatron.quantscope.report.figures import FIGURES, QUICK, FigureSpec
 from megatron.quantscope.report.progress import Progress
 from megatron.quantscope.report.render import Rendered, render, tasks_for
@@ -59,10 +58,9 @@ def figures_for(*, quick: bool, only: str | None) -> tuple[FigureSpec, ...]:
 
 
 def draw(
-    directory: str | os.PathLike[str],
+    capture: Capture,
     output: str | os.PathLike[str],
     *,
-    run: str | None = None,
     workers: int,
     figures: Sequence[FigureSpec],
     progress: Progress,
@@ -70,18 +68,15 @@ def draw(
     """Analyse a capture and draw it.
 
     Args:
-        directory: The capture (see `open_capture`).
+        capture: What `open_capture` gave.
         output: Where tables, texts and figures go; made if it is not there.
-        run: Which run to read; None: the latest of each type.
         workers: How many processes.
         figures: Which figures.
         progress: Told how far it is.
 
     Raises:
-        CaptureError: There is no capture to read.
         DrawError: The output can not be written, no tensor can be read, or a worker was killed.
     """
-    capture = open_capture(directory, run=run)
     target = Path(output)
     try:
         _check_writable(target)
@@ -91,16 +86,10 @@ def draw(
         with progress.step("drawing figures", len(tasks)) as advance:
             rendered = render(study, tasks, target, workers, lambda: advance(1))
     except BrokenProcessPool:
-        raise DrawError(
-            f"a worker was killed, most likely for want of memory: give fewer than {workers} with --max_workers"
-        ) from None
+        raise DrawError(f"a worker was killed, most likely for want of memory: try fewer than {workers}") from None
     except OSError as error:
         raise DrawError(f"can not write {error.filename or target}: {error.strerror or error}") from error
-    first = (
-        target / rendered.written[0]
-        if len(figures) != len(FIGURES) and rendered.written
-        else target / "quick_analysis.png"
-    )
+    first = target / rendered.written[0] if rendered.written else target
     return Drawn(open_first=first, files=log.files, bytes=log.bytes, figures=rendered, problems=study.problems)
 
 
@@ -133,9 +122,9 @@ def _write_tables(capture: Capture, target: Path, pool: Workers, log: ScanLog, p
         rows = scan(capture, pool, tried, log, advance)
         written = write_table(target / SUMMARY_TABLE, rows, summary_columns(one.name for one in tried))
     if not written:
-        raise CaptureError(
-            f"none of the {len(log.problems)} files in {capture.directory} can be read: {log.problems[0].reason}"
-        )
+        (target / SUMMARY_TABLE).unlink()
+        failed = log.problems[0]
+        raise DrawError(f"none of the {len(log.problems)} files in {capture.directory} can be read: {failed.reason}")
     write_table(target / INDEX_TABLE, map(record_row, capture.records), RECORD_COLUMNS)
 
 

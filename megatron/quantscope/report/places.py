@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _MOST_BARS = 64
 _BYTES, _AMAX, _RMS, _ZEROS = "bytes", "largest |x|", "rms", "zeros"
 _MEGABYTE = 1e6
+_LEAST_ZEROS = 0.01  # percent: the axis does not end before
 
 
 def draw_ranks(study: Study, quant_type: str) -> Figure | None:
@@ -87,7 +88,8 @@ def _draw_overview(study: Study, quant_type: str, frame: pandas.DataFrame, kind:
     for title in (_AMAX, _RMS):
         lower, upper = panels.of[title].get_xlim()
         set_exponent_axis(panels.of[title], np.floor(lower) - 0.5, np.ceil(upper) + 0.5, count=6)
-    panels.of[_ZEROS].set_xlabel("% of the elements")
+    zeros = panels.of[_ZEROS]
+    zeros.set(xlabel="% of the elements", xlim=(0, max(_LEAST_ZEROS, zeros.get_xlim()[1])))
     panels.first.set_yticks(range(len(shown)), shown)
     panels.first.set_ylim(max(len(shown), 2) - 0.4, -0.6)
     return page
@@ -102,7 +104,8 @@ def _draw_bytes(axes: Axes, frame: pandas.DataFrame, parts: list[str]) -> None:
         axes.barh(row, megabytes, 0.45, color=MUTED, lw=0)
         text = f" {int(values['file'])} files" + (f", {numbers.count(bad)} NaN or Inf" if bad else "")
         axes.text(megabytes, row, text, va="center", fontsize=6.5, color=ALARM if bad else MUTED)
-    axes.set(xlabel="MB", xlim=(0, 1.5 * totals["bytes"].max() / _MEGABYTE))
+    room = 2.1 if (totals["nan"] + totals["inf"]).any() else 1.5  # for the text beside the longest bar
+    axes.set(xlabel="MB", xlim=(0, room * totals["bytes"].max() / _MEGABYTE))
 
 
 def _draw_family(panels: Panels, groups: pandas.DataFrame, parts: list[str], family: str) -> None:

@@ -14,7 +14,7 @@ from megatron.quantscope.analysis.shares import shares
 from megatron.quantscope.analysis.study import Study
 from megatron.quantscope.formats import FORMATS, Format
 from megatron.quantscope.report import numbers
-from megatron.quantscope.report.axes import draw_exponents, set_exponent_axis, shade_format
+from megatron.quantscope.report.axes import draw_exponents, set_exponent_axis, set_log_axis, shade_format
 from megatron.quantscope.report.page import new_page
 from megatron.quantscope.report.style import (
     FAMILY_COLORS,
@@ -106,8 +106,7 @@ def _draw_values(axes: Axes, families: Families) -> None:
 
 
 def _finish_histogram(axes: Axes, title: str) -> None:
-    axes.set_yscale("log")
-    axes.set_ylim(_LEAST_PERCENT, _MOST_PERCENT)
+    set_log_axis(axes, _LEAST_PERCENT, _MOST_PERCENT)
     axes.set_ylabel("% of the elements in a binade")
     axes.set_title(title)
 

@@ -43,12 +43,11 @@ def draw_losses(study: Study) -> Figure | None:
     )
     panels = add_panels(page, panels_shown, 2, sharey=one_iteration)
     series = (losses, loss_differences(losses, baseline))
-    for (title, axes), values, text in zip(panels.of.items(), series, ("{:.3f}", "{:+.2f} %"), strict=False):
+    for axes, values, text in zip(panels.of.values(), series, ("{:.3f}", "{:+.2f} %"), strict=False):
         if one_iteration:
             _draw_bars(axes, values, text)
         else:
             _draw_lines(axes, values)
-            axes.set_ylabel(title)
     return page
 
 

@@ -11,7 +11,7 @@ from megatron.quantscope.analysis.roles import SYMBOL_ORDER, site_order
 from megatron.quantscope.analysis.study import Study
 from megatron.quantscope.formats.catalog import MX_BLOCK
 from megatron.quantscope.report import numbers
-from megatron.quantscope.report.axes import draw_exponents, set_exponent_axis
+from megatron.quantscope.report.axes import draw_exponents, set_exponent_axis, set_log_axis
 from megatron.quantscope.report.page import new_page
 from megatron.quantscope.report.panels import add_panels, note_right, rows_for
 from megatron.quantscope.report.style import (
@@ -71,8 +71,7 @@ def draw_block_scales(study: Study, quant_type: str) -> Figure | None:
     lower = min(histogram.first for histogram in histograms.values()) - 1
     upper = max(histogram.first + len(histogram.counts) for histogram in histograms.values()) + 1
     set_exponent_axis(panels.first, lower, upper, count=7)
-    panels.first.set_yscale("log")
-    panels.first.set_ylim(_LEAST_PERCENT, 100)
+    set_log_axis(panels.first, _LEAST_PERCENT, 100)
     panels.label(x="scale", y="% of blocks")
     return page
 

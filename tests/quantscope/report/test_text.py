@@ -52,12 +52,12 @@ def test_columns_line_up():
 def test_texts_hold_the_numbers(wide_study, tmp_path):
     write_texts(wide_study, tmp_path)
     text = (tmp_path / "tensor_stats.txt").read_text()
-    for expected in ("== BF16: ", "== HiF8: ", "== MXFP4: ", "fc2.x", "== not read: 0"):
+    for expected in ("== BF16: ", "== HiF8: ", "fc2.x", "== not read: 0"):
         assert expected in text
     statistics = json.loads((tmp_path / "global_statistics" / "global_statistics.json").read_text())
-    assert set(statistics["types"]) == {"bf16", "hifp8", "mxfp4"}
-    total = statistics["types"]["mxfp4"]["total"]
-    assert total["count"] == int(wide_study.of_type("mxfp4")["count"].sum())
+    assert set(statistics["types"]) == {"bf16", "hifp8"}
+    total = statistics["types"]["hifp8"]["total"]
+    assert total["count"] == int(wide_study.of_type("hifp8")["count"].sum())
     plain = (tmp_path / "global_statistics" / "global_statistics.txt").read_text()
     assert str(total["count"]) in plain
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [
