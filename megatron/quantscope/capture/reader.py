@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas
     import torch
 
+_PROBLEMS_NAMED = 3  # on one line
 _STATISTICS = ("count", "zero", "nan", "inf", "min", "max", "amax", "mean", "rms", "std")
 
 
@@ -104,9 +105,15 @@ def open_capture(
     if run is not None and not any(content.run == run for content in contents.values()):
         raise CaptureError(f"no run {run} in {root}: there are {_listing(_all(contents.values()))}")
     if not capture.records:
-        raise CaptureError(f"no captures in {root}" + (f": {capture.problems[0]}" if capture.problems else ""))
+        raise CaptureError(f"no captures in {root}" + _first_of(capture.problems))
     capture.records.sort(key=lambda record: record.quant_type)  # stable: rank and counter stay in order
     return capture if quant_types is None else _of_types(capture, quant_types)
+
+
+def _first_of(problems: Sequence[str]) -> str:
+    """What was found instead of captures, on one line, the first few of it."""
+    more = f"; and {len(problems) - _PROBLEMS_NAMED} more" if len(problems) > _PROBLEMS_NAMED else ""
+    return f": {'; '.join(problems[:_PROBLEMS_NAMED])}{more}" if problems else ""
 
 
 def _folders(root: Path) -> list[Path]:

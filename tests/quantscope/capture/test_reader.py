@@ -313,6 +313,16 @@ class TestNothingThere:
         with pytest.raises(CaptureError, match=r"no captures in .*: model.pt: no name that a captured file has"):
             open_capture(tmp_path)
 
+    def test_the_first_few_things_that_are_wrong_are_named(self, tmp_path):
+        cut = "20241201_143022_0001_iter000_linear_L0_forward_post_linear_bf16_rank0_sample0_output.pt"
+        (tmp_path / cut).write_bytes(b"PK\x03\x04 and no more")
+        (tmp_path / "notes.txt").write_text("x")
+        with pytest.raises(CaptureError) as error:
+            open_capture(tmp_path)
+        assert cut in str(error.value)
+        assert "notes.txt" in str(error.value)
+        assert "\n" not in str(error.value)
+
 
 def test_frame(capture_root):
     capture = open_capture(capture_root)
