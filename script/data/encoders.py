@@ -19,15 +19,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from megatron.training.tokenizer import CONFIG_FILE, END_OF_DOCUMENT_NAMES, TOKENIZER_FILE
 from script.data.command_line import InputError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 BYTES = "bytes"
-END_OF_DOCUMENT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
-TOKENIZER_FILE = "tokenizer.json"
-CONFIG_FILE = "tokenizer_config.json"
 
 
 class Encoder(Protocol):
