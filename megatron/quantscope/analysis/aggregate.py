@@ -142,14 +142,16 @@ def depths_of(frame: pandas.DataFrame) -> npt.NDArray[np.int64]:
 def exponent_image(frame: pandas.DataFrame, binades: range) -> tuple[list[int], Floats]:
     """The layers of these rows, and [binades, layers]: percent of a layer's elements in a binade, NaN where none is."""
     layers = [int(layer) for layer in sorted(frame["layer_idx"].dropna().unique())]
-    image = np.full((len(binades), len(layers)), np.nan)
-    for column, layer in enumerate(layers):
-        rows = frame[frame["layer_idx"] == layer]
-        histogram = exponents_of(rows)
-        for exponent, count in zip(histogram.edges, histogram.counts, strict=False):
-            if count and exponent in binades:
-                image[exponent - binades.start, column] = 100 * count / rows["count"].sum()
-    return layers, image
+    counts, totals = np.zeros((len(binades), len(layers))), np.zeros(len(layers))
+    columns = ("layer_idx", "count", "exponent_first", "exponent_counts")
+    for layer, elements, first, in_bins in zip(*(frame[column] for column in columns), strict=True):
+        if layer == layer:
+            place = layers.index(int(layer))
+            totals[place] += elements
+            rows = np.arange(first, first + len(in_bins)) - binades.start
+            inside = (rows >= 0) & (rows < len(binades))
+            counts[rows[inside], place] += np.asarray(in_bins)[inside]
+    return layers, np.where(counts > 0, 100 * counts / np.maximum(totals, 1), np.nan)
 
 
 def channels_by_layer(frame: pandas.DataFrame, tiles: int) -> tuple[list[int], int, Floats]:

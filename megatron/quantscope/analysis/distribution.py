@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -86,12 +85,13 @@ def score_quantiles(quantiles: npt.ArrayLike) -> Floats:
     return np.asarray(quantiles, dtype=float)[places]
 
 
-def box_statistics(quantiles: npt.ArrayLike) -> dict[str, Any]:
-    """Of the values at QUANTILE_LEVELS a box as matplotlib takes it: quartiles, median, whiskers at 3 sigma."""
+def box_statistics(quantiles: npt.ArrayLike) -> dict[str, float]:
+    """Of the values at QUANTILE_LEVELS a box: `lower` and `upper` quartile, `median`, `low` and `high` at 3 sigma."""
     values, scores = np.asarray(quantiles, dtype=float), score_quantiles(quantiles)
-    lower, upper = (values[QUANTILE_LEVELS.index(level)] for level in _QUARTILES)
-    low, middle, high = (scores[NORMAL_SCORES.index(score)] for score in (-_WHISKER_SCORE, 0.0, _WHISKER_SCORE))
-    return {"whislo": low, "q1": lower, "med": middle, "q3": upper, "whishi": high, "fliers": []}
+    lower, upper = (float(values[QUANTILE_LEVELS.index(level)]) for level in _QUARTILES)
+    ends = (-_WHISKER_SCORE, 0.0, _WHISKER_SCORE)
+    low, median, high = (float(scores[NORMAL_SCORES.index(score)]) for score in ends)
+    return {"low": low, "lower": lower, "median": median, "upper": upper, "high": high}
 
 
 def _from_wide(tensor: Tensor) -> tuple[Floats, tuple[float, ...], float | None]:

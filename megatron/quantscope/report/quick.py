@@ -101,7 +101,7 @@ def _draw_values(axes: Axes, families: Families) -> None:
             highest = max(highest, histogram.first + len(histogram.counts) + 1.0)
     set_exponent_axis(axes, lowest, highest, count=14)
     _finish_histogram(axes, "Values as captured, by binade of |x|")
-    axes.legend(loc="upper left", bbox_to_anchor=(0.0, 0.95))
+    axes.legend(loc="upper left", bbox_to_anchor=(0.0, 0.95), frameon=True, edgecolor="none", framealpha=0.8)
     axes.tick_params(labelbottom=False)
 
 

@@ -42,8 +42,8 @@ def test_a_gaussian_has_kurtosis_three_and_lies_on_the_diagonal():
     middle = slice(6, -6)
     np.testing.assert_allclose(score_quantiles(found.quantiles)[middle], NORMAL_SCORES[middle], atol=0.03)
     box = box_statistics(found.quantiles)
-    assert box["q3"] - box["q1"] == pytest.approx(1.349, abs=0.02)
-    assert box["whislo"] == pytest.approx(-3.0, abs=0.05)
+    assert box["upper"] - box["lower"] == pytest.approx(1.349, abs=0.02)
+    assert box["low"] == pytest.approx(-3.0, abs=0.05)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
