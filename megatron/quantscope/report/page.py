@@ -60,21 +60,25 @@ def new_page(
     if frame is not None:
         lines.append(numbers.facts(frame))
     head = _MARGIN + _TITLE_LINE + len(lines) * _NOTE_LINE
-    total = height + head + _FOOTER + (_LEGEND if legend else 0)
+    left, total = _MARGIN / width, height + head + _FOOTER + (_LEGEND if legend else 0)
     page = Figure(figsize=(width, total))
-    left = _MARGIN / width
-    page.text(left, 1 - _MARGIN / total, title, fontsize=11, fontweight="bold", color=INK, va="top")
-    below = 1 - (_MARGIN + _TITLE_LINE) / total
-    page.text(left, below, "\n".join(lines), fontsize=7.5, color=MUTED, va="top", linespacing=1.35)
+    _write_texts(page, title, lines, provenance(study, quant_type))
     if legend:
         anchor = (left, 1 - (head + 0.04) / total)
         page.legend(handles=list(legend), ncols=len(legend), loc="upper left", bbox_to_anchor=anchor, borderaxespad=0)
-    foot = textwrap.shorten(provenance(study, quant_type), int(width * _FOOTER_CHARACTERS), placeholder=" ...")
-    page.text(left, _MARGIN / 2 / total, foot, fontsize=6, color=MUTED, va="bottom")
-    page.set_layout_engine(
-        "constrained", rect=(left, _FOOTER / total, 1 - 2 * left, height / total), h_pad=0.06, w_pad=0.06
-    )
+    body = (left, _FOOTER / total, 1 - 2 * left, height / total)
+    page.set_layout_engine("constrained", rect=body, h_pad=0.06, w_pad=0.06)
     return page
+
+
+def _write_texts(page: Figure, title: str, lines: Sequence[str], foot: str) -> None:
+    width, height = page.get_size_inches()
+    left = _MARGIN / width
+    page.text(left, 1 - _MARGIN / height, title, fontsize=11, fontweight="bold", color=INK, va="top")
+    below = 1 - (_MARGIN + _TITLE_LINE) / height
+    page.text(left, below, "\n".join(lines), fontsize=7.5, color=MUTED, va="top", linespacing=1.35)
+    foot = textwrap.shorten(foot, int(width * _FOOTER_CHARACTERS), placeholder=" ...")
+    page.text(left, _MARGIN / 2 / height, foot, fontsize=6, color=MUTED, va="bottom")
 
 
 def format_legend(names: Sequence[str]) -> list[Any]:
