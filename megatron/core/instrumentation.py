@@ -20,7 +20,6 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.quantscope.capture import CaptureSession
 from megatron.quantscope.gemm import QuantConfig
 
-WHOLE = "complete"
 PARTIAL = "partial"  # one rank's summand, before the reduction over the tensor-parallel group
 
 
