@@ -9,27 +9,17 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from megatron.quantscope.cache import cache_dir as cache_dir
 from script.data.command_line import InputError
 
-APPLICATION = "quantscope"
 CHUNK_BYTES = 1 << 20
 STAGING_SUFFIX = ".tmp"
-
-
-def cache_dir() -> Path:
-    """$QUANTSCOPE_CACHE, else $XDG_CACHE_HOME/quantscope, else ~/.cache/quantscope; it need not exist yet."""
-    if own := os.environ.get("QUANTSCOPE_CACHE"):
-        return Path(own).expanduser().absolute()
-    if base := os.environ.get("XDG_CACHE_HOME"):
-        return Path(base).expanduser().absolute() / APPLICATION
-    return Path.home() / ".cache" / APPLICATION
 
 
 def sha256(path: Path) -> str:
