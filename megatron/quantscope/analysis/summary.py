@@ -19,7 +19,7 @@ from megatron.quantscope.analysis.distribution import Distribution, distribution
 from megatron.quantscope.analysis.elementwise import WeightedValues, element_errors, weighted_values
 from megatron.quantscope.analysis.format_errors import FormatError, Treatment
 from megatron.quantscope.formats import TensorStatistics, fake_quantize, measure
-from megatron.quantscope.formats.dispatch import FLOAT_DTYPES
+from megatron.quantscope.formats.job import FLOAT_DTYPES
 from megatron.quantscope.formats.statistics import PATTERN_DTYPES
 
 _E8M0 = "e8m0"

@@ -1,4 +1,4 @@
-"""Number formats: what they are (`FORMATS`, `get_format`) and what they do to a tensor (`fake_quantize`).
+"""Number formats: what they are (`FORMATS`), what they do to a tensor (`fake_quantize`), how they store it (`quantize`).
 
 torch is imported with the first tensor function, not with this package: the records are for everyone.
 """
@@ -12,11 +12,16 @@ from megatron.quantscope.formats.catalog import ALIASES, FORMATS, get_format
 from megatron.quantscope.formats.records import Band, Format
 
 if TYPE_CHECKING:
-    from megatron.quantscope.formats.dispatch import fake_quantize
+    from megatron.quantscope.formats.dispatch import fake_quantize, fake_quantize_both
+    from megatron.quantscope.formats.encoding import Quantized, dequantize, quantize
     from megatron.quantscope.formats.statistics import TensorStatistics, bit_pattern_counts, measure, merge
 
 _LAZY = {
     "fake_quantize": "dispatch",
+    "fake_quantize_both": "dispatch",
+    "Quantized": "encoding",
+    "dequantize": "encoding",
+    "quantize": "encoding",
     "TensorStatistics": "statistics",
     "bit_pattern_counts": "statistics",
     "measure": "statistics",
@@ -28,12 +33,16 @@ __all__ = [
     "FORMATS",
     "Band",
     "Format",
+    "Quantized",
     "TensorStatistics",
     "bit_pattern_counts",
+    "dequantize",
     "fake_quantize",
+    "fake_quantize_both",
     "get_format",
     "measure",
     "merge",
+    "quantize",
 ]
 
 

@@ -1,29 +1,21 @@
-"""The one door to fake quantisation: what was asked is checked here, and a backend is chosen.
+"""The one door to fake quantisation: what was asked is checked here, and a backend is chosen (`backends`).
 
-A backend is a function (x, out, job) -> None; `torch` is the recipe that runs, `reference` the slow and plain one that
-it is held against, and `auto` the one that callers get. None of them knows which one ran, so a faster backend is one
-more row of the table.
+Backends take tensors without gaps whose results lie in memory as they do; what is not so is copied here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from megatron.quantscope.formats import reference, slabs, torch_backend
-from megatron.quantscope.formats.catalog import get_format
-from megatron.quantscope.formats.job import Job
+from megatron.quantscope.formats import slabs
+from megatron.quantscope.formats.backends import AUTO, backend_for
+from megatron.quantscope.formats.job import Job, make_job
+from megatron.quantscope.formats.operators import as_operator, is_traced
 from megatron.quantscope.formats.records import Format
-from megatron.quantscope.formats.scales import SCALE_RULES
-
-FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-_BACKENDS: dict[str, Callable[[Tensor, Tensor, Job], None]] = {
-    "auto": torch_backend.run,
-    "torch": torch_backend.run,
-    "reference": reference.run,
-}
 
 
 def fake_quantize(
@@ -35,13 +27,14 @@ def fake_quantize(
     scale_rule: str = "floor",
     saturate: bool | None = None,
     amax: Tensor | None = None,
-    backend: str = "auto",
+    backend: str = AUTO,
 ) -> Tensor:
     """Quantise x to a number format and back: what is left of x once it has been through that format.
 
     The result is in x's dtype, which rounds once more where it can not hold the value (never for MX formats and
     HiFloat8 of a bf16 or wider x). It is no part of autograd's graph: gradients are the business of
-    `megatron.quantscope.gemm`.
+    `megatron.quantscope.gemm`. Under torch.compile and with fake tensors it is the operator
+    `quantscope::fake_quantize`.
 
     Args:
         x: bf16, fp16, fp32 or fp64, of any shape (also empty) and any strides.
@@ -54,7 +47,7 @@ def fake_quantize(
             is no Inf; None: what the format's specification says.
         amax: Scalar tensor: the largest magnitude of the whole tensor where x is only a shard of it. Only formats
             with a scale for the whole tensor take notice of it.
-        backend: `auto`, `torch` or `reference`.
+        backend: `auto`, or one of `backends.BACKENDS`: `cpp`, `triton`, `torch`, `reference`.
 
     Returns:
         `out`, or a new tensor laid out as x.
@@ -63,65 +56,70 @@ def fake_quantize(
         TypeError: x is not of a floating-point dtype that is supported.
         ValueError: Any other argument is not allowed; the message says what is.
     """
-    if isinstance(fmt, str):
-        fmt = get_format(fmt)
-    job = Job(
-        fmt=fmt,
-        axis=_checked_axis(x, axis),
-        scale_rule=_one_of("scale rule", scale_rule, SCALE_RULES),
-        saturate=_resolved_saturate(fmt, saturate),
-        amax=amax,
-    )
-    run = _BACKENDS[_one_of("backend", backend, tuple(_BACKENDS))]
-    _check_dtype(x)
+    job = make_job(x, fmt, axis=axis, scale_rule=scale_rule, saturate=saturate, amax=amax)
     _check_out(x, out)
+    if is_traced(x):
+        result = as_operator(x, job, backend)
+        return result if out is None else out.copy_(result)
+    module = backend_for(x, job, backend)
     if out is None:
         out = torch.empty_like(x)
     if x.numel() > 0:
         with torch.no_grad():
-            _run_dense(run, x.detach(), out.detach(), job)
+            _run_dense(module, x.detach(), out.detach(), job)
     return out
 
 
-def _run_dense(run: Callable[[Tensor, Tensor, Job], None], x: Tensor, out: Tensor, job: Job) -> None:
+def fake_quantize_both(
+    x: Tensor,
+    fmt: str | Format,
+    *,
+    scale_rule: str = "floor",
+    saturate: bool | None = None,
+    amax: Tensor | None = None,
+    backend: str = AUTO,
+) -> tuple[Tensor, Tensor]:
+    """Quantise a matrix with blocks along its last axis and with blocks along its first, as two GEMMs want it.
+
+    The same as `fake_quantize` with `axis=1` and with `axis=0`, but x is read once where the backend can do that.
+
+    Args:
+        x: [rows, columns], of any strides.
+        fmt, scale_rule, saturate, amax, backend: As of `fake_quantize`.
+
+    Returns:
+        (blocks along a row, blocks down a column), both [rows, columns]; the same tensor twice if the format has no
+        blocks.
+
+    Raises:
+        TypeError, ValueError: As of `fake_quantize`; ValueError too if x is no matrix.
+    """
+    if x.dim() != 2:
+        raise ValueError(f"x has the shape {list(x.shape)}; it must be a matrix [rows, columns]")
+    job = make_job(x, fmt, axis=1, scale_rule=scale_rule, saturate=saturate, amax=amax)
+    module = None if is_traced(x) or job.fmt.block is None else backend_for(x, job, backend)
+    if module is not None and hasattr(module, "run_both") and x.is_contiguous() and x.numel() > 0:
+        along_row, down_column = torch.empty_like(x), torch.empty_like(x)
+        with torch.no_grad():
+            module.run_both(x.detach(), along_row, down_column, job)
+        return along_row, down_column
+    once = partial(fake_quantize, scale_rule=scale_rule, saturate=saturate, amax=amax, backend=backend)
+    along_row = once(x, fmt, axis=1)
+    return along_row, along_row if job.fmt.block is None else once(x, fmt, axis=0)
+
+
+def _run_dense(module: ModuleType, x: Tensor, out: Tensor, job: Job) -> None:
     """Give the backend tensors without gaps and of equal strides, at the price of copies where they are not."""
     if x.dim() == 0:
         x, out = x.unsqueeze(0), out.unsqueeze(0)
     if not slabs.is_dense(x):
         x = x.contiguous()
     if out.stride() == x.stride():
-        run(x, out, job)
+        module.run(x, out, job)
         return
     result = torch.empty_like(x)
-    run(x, result, job)
+    module.run(x, result, job)
     out.copy_(result)
-
-
-def _checked_axis(x: Tensor, axis: int) -> int:
-    dims = max(1, x.dim())
-    if not -dims <= axis < dims:
-        raise ValueError(f"axis {axis} is not allowed for {x.dim()} dimensions: choose {-dims} to {dims - 1}")
-    return axis % dims
-
-
-def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> str:
-    if value not in allowed:
-        raise ValueError(f"unknown {what} {value!r}: choose from {', '.join(allowed)}")
-    return value
-
-
-def _resolved_saturate(fmt: Format, saturate: bool | None) -> bool:
-    if saturate is None:
-        return fmt.overflow == "saturate"
-    if not saturate and not (fmt.has_inf or fmt.has_nan):
-        raise ValueError(f"saturate=False is not allowed for {fmt.name}: its element has neither Inf nor NaN")
-    return saturate
-
-
-def _check_dtype(x: Tensor) -> None:
-    if x.dtype not in FLOAT_DTYPES:
-        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOAT_DTYPES)
-        raise TypeError(f"a tensor of {x.dtype} can not be quantised: it must be one of {allowed}")
 
 
 def _check_out(x: Tensor, out: Tensor | None) -> None:

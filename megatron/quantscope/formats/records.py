@@ -99,6 +99,11 @@ class Format:
         return bool(self.bands)
 
     @property
+    def has_tensor_scale(self) -> bool:
+        """Whether a scale follows from the largest magnitude of the whole tensor."""
+        return self.scale in ("fp32", "e4m3+fp32")
+
+    @property
     def full_precision_max(self) -> float:
         """Largest value that has all `mantissa_bits`: `max`, but 15 for HiFloat8, whose precision then tapers off."""
         if not self.bands:

@@ -21,6 +21,7 @@ from megatron.quantscope.formats.job import Job
 from megatron.quantscope.formats.records import Format, exponent_of
 
 E8M0_MIN, E8M0_MAX = -127, 127
+FLOAT32_EMIN, FLOAT32_FRACTION_BITS = -126, 23
 FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
 
 
@@ -61,11 +62,11 @@ def round_to_grid(x: Tensor, fmt: Format, *, saturate: bool) -> Tensor:
 
 
 def run(x: Tensor, out: Tensor, job: Job) -> None:
-    """Quantise and dequantise x into `out`."""
+    """Quantise and dequantise x into `out`. Results are float32 numbers, so what comes to 2^128 is Inf."""
     wide = x.to("cpu", torch.float64)
     in_range = torch.where(torch.isinf(wide), wide, wide.clamp(-FLOAT32_MAX, FLOAT32_MAX))
     rows = in_range.movedim(job.axis, -1).contiguous()
-    out.copy_(_BY_SCALE[job.fmt.scale](rows, job).movedim(-1, job.axis))
+    out.copy_(_BY_SCALE[job.fmt.scale](rows, job).float().movedim(-1, job.axis))
 
 
 def _elements(rows: Tensor, job: Job) -> Tensor:
@@ -118,7 +119,7 @@ def _nvfp4(rows: Tensor, job: Job) -> Tensor:
     decode = np.float32(1.0) / encode
 
     def quantise(block: Tensor) -> Tensor:
-        amax = np.float32(block.abs().max().item())
+        amax = np.float32(_to_odd(block.abs().max()).item())
         if not np.isfinite(amax):
             return torch.full_like(block, math.nan)
         wanted = torch.tensor([float(amax / np.float32(job.fmt.max) * encode)], dtype=torch.float64)
@@ -133,11 +134,21 @@ def _nvfp4(rows: Tensor, job: Job) -> Tensor:
 
 def _product(a: Tensor, factor: np.float32) -> Tensor:
     """The float32 product of a and a factor, as float64."""
-    return (a.float() * float(factor)).double()
+    return (_to_odd(a).float() * float(factor)).double()
+
+
+def _to_odd(a: Tensor) -> Tensor:
+    """Values that are no float32 on the way to be one: cut off, to a last digit that is odd. Others stay."""
+    exponent = torch.frexp(a).exponent - 1
+    step = torch.ldexp(torch.ones_like(a), exponent.clamp(min=FLOAT32_EMIN) - FLOAT32_FRACTION_BITS)
+    steps = torch.trunc(a.abs() / step)
+    odd = steps + (steps % 2 == 0)
+    magnitude = torch.where(steps * step == a.abs(), steps, odd) * step
+    return torch.where(torch.isfinite(a), torch.copysign(magnitude, a), a)
 
 
 def _tensor_scale(rows: Tensor, job: Job, largest: float) -> np.float32:
-    amax = np.float32((rows.abs().max() if job.amax is None else job.amax).item())
+    amax = np.float32(_to_odd((rows.abs().max() if job.amax is None else job.amax).double()).item())
     if amax == 0 or not np.isfinite(amax):
         return np.float32(1.0)
     with np.errstate(over="ignore"):

@@ -81,4 +81,13 @@ def _half_away_tables(fmt: Format) -> tuple[Tensor, Tensor]:
     return torch.tensor(half, dtype=torch.int32), torch.tensor(mask, dtype=torch.int32)
 
 
+def rounded_to_odd(x: Tensor) -> Tensor:
+    """A float64 tensor as float32: truncated, the last bit set where that lost anything; NaN and Inf stay."""
+    nearest = x.float()
+    too_far = nearest.double().abs() > x.abs()
+    truncated = torch.where(too_far, nearest.nextafter(torch.zeros_like(nearest)), nearest)
+    inexact = (truncated.double() != x) & torch.isfinite(x)
+    return (truncated.view(torch.int32) | inexact.int()).view(torch.float32)
+
+
 _ROUNDINGS = {"half_even": _half_even_, "half_away": _half_away_}

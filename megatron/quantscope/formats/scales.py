@@ -12,30 +12,47 @@ float32, one a tensor: max_element / amax. float32 and E4M3 (NVFP4): `torch_back
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from megatron.quantscope.formats.records import Format
-from megatron.quantscope.formats.rounding import EXPONENT_MASK, FRACTION_BITS
+from megatron.quantscope.formats.rounding import FRACTION_BITS, rounded_to_odd
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
+E8M0_NAN = 255
 _FRACTION_MASK = (1 << FRACTION_BITS) - 1
 _TWO_TO_MINUS_127 = 1 << (FRACTION_BITS - 1)  # bits of a float32 subnormal
 _TWO_TO_127 = 254 << FRACTION_BITS  # bits; 254 - field is the exponent field of the reciprocal
 
 
-def e8m0_scale(amax: Tensor, fmt: Format, rule: str) -> tuple[Tensor, Tensor]:
-    """(1/S, S), float32, of blocks whose largest magnitudes are `amax`, float32; S is NaN where amax is Inf or NaN."""
-    amax_bits = amax.view(torch.int32)
-    field = _E8M0_RULES[rule](amax_bits, fmt)
+def e8m0_field(amax: Tensor, fmt: Format, rule: str) -> Tensor:
+    """The stored byte of S, int32, of blocks whose largest magnitudes are `amax`, float32; NaN blocks as if finite."""
+    return _E8M0_RULES[rule](amax.view(torch.int32), fmt)
+
+
+def e8m0_factors(field: Tensor) -> tuple[Tensor, Tensor]:
+    """(1/S, S), float32."""
     bits = field << FRACTION_BITS
     inverse = (_TWO_TO_127 - bits).view(torch.float32)
-    bits.masked_fill_(field == 0, _TWO_TO_MINUS_127)
-    scale = bits.view(torch.float32).masked_fill_(amax_bits >= EXPONENT_MASK, math.nan)
-    return inverse, scale
+    return inverse, bits.masked_fill_(field == 0, _TWO_TO_MINUS_127).view(torch.float32)
+
+
+def largest_magnitude(x: Tensor) -> Tensor:
+    """The largest magnitude of a tensor that is not empty: a float32 scalar, NaN if there is a NaN."""
+    smallest, largest = torch.aminmax(x)
+    return as_float32(torch.maximum(-smallest, largest))
+
+
+def as_float32(x: Tensor) -> Tensor:
+    """The float32 that stands for a number in all arithmetic of scales."""
+    return rounded_to_odd(x) if x.dtype == torch.float64 else x.float()
+
+
+def tensor_amax(x: Tensor, given: Tensor | None) -> Tensor:
+    """The largest magnitude of x, or the one that is `given`, on x's device."""
+    return largest_magnitude(x) if given is None else as_float32(given).to(x.device)
 
 
 def tensor_scale(amax: Tensor, largest: float) -> Tensor:

@@ -30,7 +30,15 @@ def slab_elements(device: torch.device) -> int:
 
 def is_dense(x: Tensor) -> bool:
     """Whether x fills its memory without gaps or overlaps, in some order of its dimensions."""
-    return x.permute(_memory_order(x)).is_contiguous()
+    return x.permute(memory_order(x)).is_contiguous()
+
+
+def around_axis(x: Tensor, axis: int) -> tuple[int, int, int]:
+    """(elements before, along and after an axis) of a dense x in the order of its memory."""
+    order = memory_order(x)
+    place = order.index(axis)
+    shape = [x.shape[dim] for dim in order]
+    return prod(shape[:place]), shape[place], prod(shape[place + 1 :])
 
 
 def blocked_views(x: Tensor, axis: int, block: int) -> list[Tensor]:
@@ -38,23 +46,36 @@ def blocked_views(x: Tensor, axis: int, block: int) -> list[Tensor]:
 
     One view, or two where `block` does not divide the axis: the second then has one short block a row.
     """
-    order = _memory_order(x)
-    place = order.index(axis)
-    shape = [x.shape[dim] for dim in order]
-    length = shape[place]
-    rows = x.permute(order).reshape(prod(shape[:place]), length, prod(shape[place + 1 :]))
+    outer, length, inner = around_axis(x, axis)
+    rows = x.permute(memory_order(x)).reshape(outer, length, inner)
     full = length - length % block
     views = []
     if full:
-        views.append(rows[:, :full].view(rows.shape[0], full // block, block, rows.shape[2]))
+        views.append(rows[:, :full].view(outer, full // block, block, inner))
     if full < length:
         views.append(rows[:, full:].unsqueeze(1))
     return views
 
 
+def empty_scales(x: Tensor, axis: int, block: int) -> Tensor:
+    """Room for a byte a block: x's shape with `axis` replaced by the number of blocks, its dimensions in x's order."""
+    order = memory_order(x)
+    shape = [-(-x.shape[dim] // block) if dim == axis else x.shape[dim] for dim in order]
+    inverse = sorted(range(x.dim()), key=order.__getitem__)
+    return torch.empty(shape, dtype=torch.uint8, device=x.device).permute(inverse)
+
+
+def scale_views(scales: Tensor, x: Tensor, axis: int, block: int) -> list[Tensor]:
+    """Views [outer, blocks, 1, inner] of the `empty_scales` of x, that go with its `blocked_views`."""
+    outer, length, inner = around_axis(x, axis)
+    rows = scales.permute(memory_order(x)).reshape(outer, -1, 1, inner)
+    full = length // block
+    return [part for part in (rows[:, :full], rows[:, full:]) if part.shape[1]]
+
+
 def flat_view(x: Tensor) -> Tensor:
     """The elements of a dense x in the order of its memory, as a view [1, 1, n, 1]."""
-    return x.permute(_memory_order(x)).reshape(1, -1, 1, 1)
+    return x.permute(memory_order(x)).reshape(1, -1, 1, 1)
 
 
 def slabs(view: Tensor, limit: int) -> Iterator[tuple[slice, ...]]:
@@ -68,6 +89,6 @@ def slabs(view: Tensor, limit: int) -> Iterator[tuple[slice, ...]]:
     return product(*([slice(start, start + step) for start in range(0, size, step)] for size, step in sizes))
 
 
-def _memory_order(x: Tensor) -> list[int]:
+def memory_order(x: Tensor) -> list[int]:
     """The dimensions from the slowest to the fastest in memory."""
     return sorted(range(x.dim()), key=x.stride, reverse=True)

@@ -30,6 +30,7 @@ from megatron.quantscope.flags.quantization import SCALE_RULES, UNQUANTIZED
 from megatron.quantscope.flags.values import GRAD_SCALE_RULES
 from megatron.quantscope.formats import Format, get_format
 from megatron.quantscope.formats.dispatch import fake_quantize
+from megatron.quantscope.formats.scales import largest_magnitude
 
 ReduceAmax = Callable[[Tensor], Tensor]
 """Maximum of a scalar tensor over the ranks that hold shards of an operand."""
@@ -121,14 +122,14 @@ class OperandFormats:
         if name == UNQUANTIZED:
             return False
         scaled = operand in GRADIENT_OPERANDS and self.grad_scale == POW2_AMAX
-        return scaled or needs_tensor_amax(get_format(name))
+        return scaled or get_format(name).has_tensor_scale
 
     def _scale_of(self, tensor: Tensor, fmt: Format, reduce_amax: ReduceAmax | None) -> Tensor | None:
         if self.grad_scale == NO_GRAD_SCALE or tensor.numel() == 0:
             return None
         if self.grad_scale != POW2_AMAX:
             return torch.tensor(float(self.grad_scale), device=tensor.device)
-        amax = local_amax(tensor)
+        amax = largest_magnitude(tensor)
         return pow2_scale(amax if reduce_amax is None else reduce_amax(amax), fmt.full_precision_max)
 
 
@@ -169,18 +170,7 @@ def pow2_scale(amax: Tensor, limit: float) -> Tensor:
     return torch.ldexp(torch.ones_like(amax, dtype=torch.float32), torch.where(usable, exponent, 0))
 
 
-def local_amax(tensor: Tensor) -> Tensor:
-    """The largest magnitude of a tensor that is not empty: a float32 scalar tensor, NaN if there is a NaN."""
-    smallest, largest = torch.aminmax(tensor)
-    return torch.maximum(-smallest, largest).float()
-
-
-def needs_tensor_amax(fmt: Format) -> bool:
-    """Whether the format has a scale for the whole tensor."""
-    return fmt.scale in ("fp32", "e4m3+fp32")
-
-
 def _whole_amax(tensor: Tensor, fmt: Format, reduce_amax: ReduceAmax | None) -> Tensor | None:
-    if reduce_amax is None or not needs_tensor_amax(fmt) or tensor.numel() == 0:
+    if reduce_amax is None or not fmt.has_tensor_scale or tensor.numel() == 0:
         return None
-    return reduce_amax(local_amax(tensor))
+    return reduce_amax(largest_magnitude(tensor))

@@ -6,7 +6,8 @@ import torch
 from megatron.quantscope.analysis.elementwise import element_errors, weighted_values
 from megatron.quantscope.analysis.format_errors import Treatment, pow2_scale, treatments
 from megatron.quantscope.formats import FORMATS, fake_quantize
-from megatron.quantscope.gemm.operands import LinearQuant, local_amax
+from megatron.quantscope.formats.scales import largest_magnitude
+from megatron.quantscope.gemm.operands import LinearQuant
 from megatron.quantscope.gemm.operands import pow2_scale as scale_of_training
 from tests.quantscope.analysis.conftest import numpy_error
 
@@ -50,7 +51,7 @@ def test_scaled_treatments_are_those_of_a_gradient_in_training(dtype, name):
 @pytest.mark.parametrize("name", ["fp16", "hifp8"])
 def test_scale_is_that_of_training(amax, name):
     limit = FORMATS[name].full_precision_max
-    assert pow2_scale(amax, limit) == float(scale_of_training(local_amax(torch.tensor([amax])), limit))
+    assert pow2_scale(amax, limit) == float(scale_of_training(largest_magnitude(torch.tensor([amax])), limit))
 
 
 def test_overflow_is_lost_and_what_is_clipped_is_saturated():

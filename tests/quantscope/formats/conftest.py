@@ -8,9 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from megatron.quantscope.formats.backends import BACKENDS
+
 REPOSITORY = Path(__file__).parents[3]
 SMALL, WHOLE = REPOSITORY / "tests" / "golden", REPOSITORY.parent / "shared" / "golden"
 FOLDERS = [pytest.param(folder, id=name) for name, folder in (("small", SMALL), ("whole", WHOLE)) if folder.is_dir()]
+
+
+@pytest.fixture(params=["cpp", "torch", "reference"])
+def backend(request) -> str:
+    """The backends of the CPU, one after the other; the reference takes a block at a time, so give it little."""
+    if reason := BACKENDS[request.param].lacks():
+        pytest.skip(reason)
+    return request.param
 
 
 @pytest.fixture(params=FOLDERS)

@@ -120,7 +120,7 @@ def test_a_record_is_as_good_as_a_name(assert_same_bits):
         ({"axis": 2}, "axis 2 is not allowed for 2 dimensions: choose -2 to 1"),
         ({"axis": -3}, "axis -3 is not allowed"),
         ({"scale_rule": "up"}, "unknown scale rule 'up': choose from floor, rceil"),
-        ({"backend": "cuda"}, "unknown backend 'cuda': choose from auto, torch, reference"),
+        ({"backend": "cuda"}, "unknown backend 'cuda': choose from auto, cpp, triton, torch, reference"),
         ({"out": torch.empty(2, 3)}, r"out is torch.float32 \[2, 3\] on cpu; it must be as x: torch.float32 \[2, 32\]"),
         ({"out": torch.empty(2, 32).half()}, "out is torch.float16"),
         ({"fmt": "mxfp4", "saturate": False}, "saturate=False is not allowed for mxfp4"),

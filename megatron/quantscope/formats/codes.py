@@ -1,0 +1,109 @@
+"""The codes of elements: which bit pattern stands for which value, as two tables a format.
+
+Plain elements are sign, exponent field, fraction. The largest exponent field is an ordinary binade in the OCP elements
+of four and six bits; E4M3 gives up its last value for NaN; E5M2 gives up the binade for Inf and NaN, as IEEE 754 does.
+
+HiFloat8 says with a prefix, the dot field, how many bits its exponent has, so that numbers near 1 have more digits:
+
+    prefix  exponent                 fraction
+    11      sign, 3 bits: +-(8..15)  1 bit
+    10      sign, 2 bits: +-(4..7)   2 bits
+    01      sign, 1 bit:  +-(2..3)   3 bits
+    001     sign:         +-1        3 bits
+    0001    none: 0                  3 bits
+    0000    2^(M-23) for the last three bits M = 1..7; M = 0 is zero, and with the sign bit set it is NaN
+
+The leading one of the exponent's magnitude is not written. Where 1.5 * 2^15 would be, there is Inf.
+
+Every value of these elements is a bf16, so its code can be looked up by the bf16's bits: `encode_table`.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from megatron.quantscope.formats.records import Format
+
+BYTE = 8
+_PATTERNS = 1 << 16  # of bf16
+_DOT_FIELDS = ((0b11, 2, 4), (0b10, 2, 3), (0b01, 2, 2), (0b001, 3, 1), (0b0001, 4, 0))
+"""(prefix, its bits, bits of the exponent with its sign)."""
+_DENORMAL_BIAS = 23
+_DENORMAL_BITS = 3
+
+
+def has_codes(fmt: Format) -> bool:
+    """Whether an element fits a byte; the others are their dtype's own bits."""
+    return fmt.bits <= BYTE
+
+
+@cache
+def decode_table(fmt: Format) -> Tensor:
+    """The value of each code: float32 [2**bits]."""
+    value = _tapered_value if fmt.is_tapered else _plain_value
+    negative = 1 << (fmt.bits - 1)
+    magnitudes = [value(code, fmt) for code in range(negative)]
+    negated = [-magnitude for magnitude in magnitudes]
+    if not fmt.has_negative_zero:
+        negated[0] = math.nan  # the pattern is free
+    return torch.tensor([*magnitudes, *negated], dtype=torch.float32)
+
+
+@cache
+def encode_table(fmt: Format) -> Tensor:
+    """The code of each value, by the bits of the value as bf16: uint8 [65536].
+
+    NaN has one code a sign (of HiFloat8: one), 0 in elements without NaN. Patterns that are no value have 0.
+    """
+    values = decode_table(fmt)
+    table = torch.zeros(_PATTERNS, dtype=torch.uint8)
+    patterns = torch.arange(_PATTERNS, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    if fmt.has_nan:
+        table[patterns.isnan()] = nan_code(fmt)
+        if fmt.has_negative_zero:
+            table[patterns.isnan() & patterns.signbit()] = nan_code(fmt) | 1 << (fmt.bits - 1)
+    codes = torch.nonzero(~values.isnan()).flatten()
+    table[(values[codes].bfloat16().view(torch.int16).long()) % _PATTERNS] = codes.to(torch.uint8)
+    return table
+
+
+def nan_code(fmt: Format) -> int:
+    """The code that NaN gets: the one that is quiet by IEEE 754, where there are several."""
+    if not fmt.has_nan:
+        raise ValueError(f"{fmt.name} has no code for NaN")
+    if not fmt.has_negative_zero:
+        return 1 << (fmt.bits - 1)
+    quiet = 1 << (fmt.mantissa_bits - 1) if fmt.has_inf else (1 << fmt.mantissa_bits) - 1
+    return ((1 << fmt.exponent_bits) - 1) << fmt.mantissa_bits | quiet
+
+
+def _plain_value(code: int, fmt: Format) -> float:
+    field, fraction = code >> fmt.mantissa_bits, code & ((1 << fmt.mantissa_bits) - 1)
+    digits = fraction / (1 << fmt.mantissa_bits)
+    value = math.ldexp(digits if field == 0 else 1 + digits, max(field, 1) - fmt.bias)
+    if value <= fmt.max:
+        return value
+    return math.inf if fmt.has_inf and fraction == 0 else math.nan
+
+
+def _tapered_value(code: int, fmt: Format) -> float:
+    body = fmt.bits - 1
+    for prefix, prefix_bits, exponent_bits in _DOT_FIELDS:
+        if code >> (body - prefix_bits) == prefix:
+            break
+    else:
+        return math.ldexp(1.0, code - _DENORMAL_BIAS) if code & ((1 << _DENORMAL_BITS) - 1) else 0.0
+    fraction_bits = body - prefix_bits - exponent_bits
+    digits = 1 + (code & ((1 << fraction_bits) - 1)) / (1 << fraction_bits)
+    exponent = 0
+    if exponent_bits:
+        field = code >> fraction_bits & ((1 << exponent_bits) - 1)
+        leading = 1 << (exponent_bits - 1)
+        magnitude = leading | (field & (leading - 1))
+        exponent = -magnitude if field & leading else magnitude
+    value = math.ldexp(digits, exponent)
+    return value if value <= fmt.max else math.inf

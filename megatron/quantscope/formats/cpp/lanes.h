@@ -1,0 +1,120 @@
+// Vectors as wide as the machine has them, in the compiler's own vector syntax.
+//
+// One source serves AVX-512, AVX2 and any other machine: arithmetic, shifts, comparisons and `?:` work lane by lane on
+// the types below, and the compiler chooses the instructions. Only the store past the cache is written by hand.
+//
+// A bf16 is the upper half of a float32. Two neighbours in memory are one 32-bit lane, so the even elements of a vector
+// become floats by a shift and the odd ones by a mask: no shuffle, in either direction.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#define QS_INLINE inline __attribute__((always_inline))
+
+namespace {
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+constexpr int WIDTH = 64;
+#elif defined(__AVX2__)
+constexpr int WIDTH = 32;
+#else
+constexpr int WIDTH = 16;
+#endif
+constexpr int LANES = WIDTH / 4;         // 32-bit lanes
+constexpr int HALF_LANES = WIDTH / 2;    // 16-bit lanes
+
+typedef float F32 __attribute__((vector_size(WIDTH)));
+typedef int32_t I32 __attribute__((vector_size(WIDTH)));
+typedef int16_t I16 __attribute__((vector_size(WIDTH)));
+typedef uint16_t U16 __attribute__((vector_size(WIDTH)));
+
+constexpr int FRACTION = 23;             // bits of a float32
+constexpr int BIAS = 127;
+constexpr int32_t SIGN = INT32_MIN;
+constexpr int32_t EXPONENT = 0x7f800000; // also the bits of Inf
+constexpr int32_t QUIET_NAN = 0x7fc00000;
+constexpr int32_t UPPER = -65536;        // the odd bf16 of a pair
+constexpr int32_t BOTH_SIGNS = static_cast<int32_t>(0x80008000);
+
+template <class To, class From> QS_INLINE To as(From value) {
+  static_assert(sizeof(To) == sizeof(From));
+  To result;
+  std::memcpy(&result, &value, sizeof result);
+  return result;
+}
+
+template <class V> QS_INLINE V load(const void* from) {
+  V value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+template <class V> QS_INLINE void put(void* to, V value) { std::memcpy(to, &value, sizeof value); }
+
+// Writes past the cache, for results too large to stay in it: memory then need not be read before it is written.
+template <bool STREAM, class V> QS_INLINE void store(void* to, V value) {
+#if defined(__SSE2__)
+  if constexpr (STREAM) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(V) == 64) return _mm512_stream_si512(static_cast<__m512i*>(to), (__m512i)value);
+#endif
+#if defined(__AVX__)
+    if constexpr (sizeof(V) == 32) return _mm256_stream_si256(static_cast<__m256i*>(to), (__m256i)value);
+#endif
+    if constexpr (sizeof(V) == 16) return _mm_stream_si128(static_cast<__m128i*>(to), (__m128i)value);
+  }
+#endif
+  put(to, value);
+}
+
+// Streamed stores are not in order with others until a fence.
+QS_INLINE void fence() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+QS_INLINE F32 all(float value) { return value - F32{}; }
+QS_INLINE I32 all(int32_t value) { return value - I32{}; }
+QS_INLINE I16 all(int16_t value) { return value - I16{}; }
+
+template <class V> QS_INLINE V larger(V a, V b) { return a > b ? a : b; }
+template <class V> QS_INLINE V smaller(V a, V b) { return a < b ? a : b; }
+
+// The largest of lanes that are not negative.
+template <class V> QS_INLINE auto largest_magnitude(V v) {
+#if defined(__AVX2__)
+  if constexpr (sizeof(v[0]) == 2) {  // the machine has the smallest of eight as one instruction
+#if defined(__AVX512BW__)
+    const __m256i half = _mm256_max_epu16(_mm512_castsi512_si256((__m512i)v), _mm512_extracti64x4_epi64((__m512i)v, 1));
+#else
+    const __m256i half = (__m256i)v;
+#endif
+    const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    return static_cast<int16_t>(~_mm_extract_epi16(_mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1))), 0));
+  } else
+#endif
+  {
+    constexpr int COUNT = sizeof v / sizeof v[0];
+    std::remove_reference_t<decltype(v[0])> lanes[COUNT];
+    put(lanes, v);
+    for (int width = COUNT / 2; width; width /= 2)
+      for (int i = 0; i < width; i++) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+    return lanes[0];
+  }
+}
+
+// Whether a comparison holds in any lane.
+template <class V> QS_INLINE bool any(V holds) {
+  uint64_t words[WIDTH / 8], found = 0;
+  put(words, holds);
+  for (uint64_t word : words) found |= word;
+  return found != 0;
+}
+
+}  // namespace

@@ -1,0 +1,177 @@
+"""Fake quantisation on the CPU by the C++ kernels of `cpp/`: the record's numbers and the tensors' addresses go in.
+
+The kernels know no format by name. `Rule` is what a record asks of them, and a record that asks for more than they can
+(`can_run`) is left to the torch backend.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from megatron.quantscope.formats import slabs
+from megatron.quantscope.formats.catalog import E4M3
+from megatron.quantscope.formats.codes import encode_table
+from megatron.quantscope.formats.cpp_build import library
+from megatron.quantscope.formats.job import Job
+from megatron.quantscope.formats.records import Format
+from megatron.quantscope.formats.scales import tensor_amax, tensor_scale
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+"""In the order of the kernels' own numbers for them."""
+_BANDS = 4
+_BLOCK_UNIT, _LARGEST_BLOCK = 16, 64  # elements: whole vectors of float32, and what the staging buffers hold
+_FLOAT32_MANTISSA = 23
+_LARGEST_DISTANCE = 30  # |exponent| that the tables of a tapered format reach
+_ELEMENTS_A_THREAD = 1 << 16  # less is not worth waking one up
+_STREAM_BYTES = 8 << 20  # a result that would only push everything else out of the cache
+_SCALES: Mapping[tuple[str | None, str | None], int] = {
+    (None, None): 0,
+    ("e8m0", "floor"): 1,
+    ("e8m0", "rceil"): 2,
+    ("fp32", None): 3,
+    ("e4m3+fp32", None): 4,
+}
+
+
+class Rule(ctypes.Structure):
+    """`Rule` of cpp/rule.h."""
+
+    _fields_ = [
+        ("half_away", ctypes.c_int32),
+        ("mantissa_bits", ctypes.c_int32),
+        ("emin", ctypes.c_int32),
+        ("emax", ctypes.c_int32),
+        ("max", ctypes.c_float),
+        ("smallest", ctypes.c_float),
+        ("beyond", ctypes.c_float),
+        ("negative_zero", ctypes.c_int32),
+        ("limit", ctypes.c_int32 * _BANDS),
+        ("drop", ctypes.c_int32 * _BANDS),
+        ("scale", ctypes.c_int32),
+        ("block", ctypes.c_int32),
+        ("encode", ctypes.c_float),
+        ("decode", ctypes.c_float),
+        ("block_max", ctypes.c_float),
+        ("block_mantissa_bits", ctypes.c_int32),
+        ("block_emin", ctypes.c_int32),
+    ]
+
+
+class Call(ctypes.Structure):
+    """`Call` of cpp/tensors.h."""
+
+    _fields_ = [
+        ("x", ctypes.c_void_p),
+        ("y", ctypes.c_void_p),
+        ("codes", ctypes.c_void_p),
+        ("stored", ctypes.c_void_p),
+        ("table", ctypes.c_void_p),
+        ("outer", ctypes.c_int64),
+        ("length", ctypes.c_int64),
+        ("inner", ctypes.c_int64),
+        ("dtype", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+        ("stream", ctypes.c_int32),
+    ]
+
+
+@cache
+def can_run(fmt: Format) -> bool:
+    """Whether the kernels have what the record asks for; all of `FORMATS` they have."""
+    if fmt.is_tapered:
+        drops_fit = len(fmt.bands) <= _BANDS and fmt.bands[-1].limit < _LARGEST_DISTANCE
+        return drops_fit and fmt.scale is None and fmt.rounding == "half_away"
+    block_fits = fmt.block is None or (fmt.block % _BLOCK_UNIT == 0 and fmt.block <= _LARGEST_BLOCK)
+    return block_fits and fmt.rounding == "half_even" and fmt.has_negative_zero
+
+
+def run(x: Tensor, out: Tensor, job: Job) -> None:
+    """Quantise and dequantise dense x into `out`, which has its shape, dtype and strides, or is x."""
+    call, rule = _call(x, job), _rule(x, job)
+    call.y = out.data_ptr()
+    call.stream = out.data_ptr() != x.data_ptr() and x.numel() * x.element_size() >= _STREAM_BYTES
+    _kernels().qs_quantize(ctypes.byref(call), ctypes.byref(rule))
+
+
+def run_both(x: Tensor, along_row: Tensor, down_column: Tensor, job: Job) -> None:
+    """Quantise a contiguous matrix with blocks along its last axis and with blocks along its first."""
+    call, rule = _call(x, replace(job, axis=0)), _rule(x, job)
+    call.y = along_row.data_ptr()
+    call.stream = x.numel() * x.element_size() >= _STREAM_BYTES
+    address = ctypes.c_void_p(down_column.data_ptr())
+    if not _kernels().qs_quantize_both(ctypes.byref(call), address, ctypes.byref(rule)):
+        run(x, along_row, replace(job, axis=1))
+        run(x, down_column, replace(job, axis=0))
+
+
+def encode(x: Tensor, codes: Tensor, scales: Tensor | None, job: Job) -> None:
+    """Write the codes of dense x's elements, uint8 of its shape and strides, and the bytes of its block scales.
+
+    `scales` has x's shape but for the axis, where it has one byte a block, in the same order of dimensions.
+    """
+    call, rule = _call(x, job), _rule(x, job)
+    call.codes, call.table = codes.data_ptr(), encode_table(job.fmt).data_ptr()
+    call.stored = None if scales is None else scales.data_ptr()
+    _kernels().qs_quantize(ctypes.byref(call), ctypes.byref(rule))
+
+
+@cache
+def _kernels() -> ctypes.CDLL:
+    kernels = library()
+    assert kernels is not None  # `backends` asks before it comes here
+    kernels.qs_quantize.restype = None
+    kernels.qs_quantize_both.restype = ctypes.c_bool
+    return kernels
+
+
+def _call(x: Tensor, job: Job) -> Call:
+    outer, length, inner = (1, x.numel(), 1) if job.fmt.block is None else slabs.around_axis(x, job.axis)
+    return Call(
+        x=x.data_ptr(),
+        outer=outer,
+        length=length,
+        inner=inner,
+        dtype=DTYPES.index(x.dtype),
+        threads=max(1, min(torch.get_num_threads(), x.numel() // _ELEMENTS_A_THREAD)),
+    )
+
+
+def _rule(x: Tensor, job: Job) -> Rule:
+    rule = Rule.from_buffer_copy(_rule_of_format(job.fmt, job.scale_rule, job.saturate))
+    if job.fmt.has_tensor_scale:
+        largest = job.fmt.max * (1 if job.fmt.scale == "fp32" else E4M3.max)
+        scale = tensor_scale(tensor_amax(x, job.amax), largest)
+        rule.encode, rule.decode = float(scale), float(1.0 / scale)
+    return rule
+
+
+@cache
+def _rule_of_format(fmt: Format, scale_rule: str, saturate: bool) -> Rule:
+    bands = [*fmt.bands, *[fmt.bands[-1]] * (_BANDS - len(fmt.bands))] if fmt.bands else []
+    bits = [band.mantissa_bits for band in bands]
+    return Rule(
+        half_away=fmt.rounding == "half_away",
+        mantissa_bits=min(fmt.mantissa_bits, _FLOAT32_MANTISSA),
+        emin=fmt.emin,
+        emax=fmt.emax,
+        max=fmt.max,
+        smallest=fmt.min_subnormal,
+        beyond=fmt.max if saturate else math.inf if fmt.has_inf else math.nan,
+        negative_zero=fmt.has_negative_zero,
+        limit=(ctypes.c_int32 * _BANDS)(*[band.limit for band in bands]),
+        drop=(ctypes.c_int32 * _BANDS)(*[a - b for a, b in zip(bits, [*bits[1:], *bits[-1:]], strict=True)]),
+        scale=_SCALES[fmt.scale, scale_rule if fmt.scale == "e8m0" else None],
+        block=fmt.block or 0,
+        encode=1.0,
+        decode=1.0,
+        block_max=E4M3.max,
+        block_mantissa_bits=E4M3.mantissa_bits,
+        block_emin=E4M3.emin,
+    )
