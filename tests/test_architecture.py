@@ -13,7 +13,7 @@ LONGEST_FUNCTION = 60
 # Package -> the packages of ours it may import, itself aside.
 ALLOWED = {
     "megatron.quantscope.flags": set(),
-    "megatron.quantscope.formats": {"megatron.quantscope.flags"},
+    "megatron.quantscope.formats": {"megatron.quantscope.flags", "megatron.quantscope.cache"},
     "megatron.quantscope.gemm": {"megatron.quantscope.flags", "megatron.quantscope.formats"},
     "megatron.quantscope.capture": {"megatron.quantscope.flags", "megatron.quantscope.formats"},
     "megatron.quantscope.analysis": {

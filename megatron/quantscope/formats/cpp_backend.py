@@ -27,7 +27,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 """In the order of the kernels' own numbers for them."""
 _BANDS = 4
 _BLOCK_UNIT, _LARGEST_BLOCK = 16, 64  # elements: whole vectors of float32, and what the staging buffers hold
-_FLOAT32_MANTISSA = 23
+_FLOAT32_MANTISSA, _FLOAT32_EMIN, _FLOAT32_EMAX = 23, -126, 127
 _LARGEST_DISTANCE = 30  # |exponent| that the tables of a tapered format reach
 _ELEMENTS_A_THREAD = 1 << 16  # less is not worth waking one up
 _STREAM_BYTES = 8 << 20  # a result that would only push everything else out of the cache
@@ -89,7 +89,10 @@ def can_run(fmt: Format) -> bool:
         drops_fit = len(fmt.bands) <= _BANDS and fmt.bands[-1].limit < _LARGEST_DISTANCE
         return drops_fit and fmt.scale is None and fmt.rounding == "half_away"
     block_fits = fmt.block is None or (fmt.block % _BLOCK_UNIT == 0 and fmt.block <= _LARGEST_BLOCK)
-    return block_fits and fmt.rounding == "half_even" and fmt.has_negative_zero
+    is_short_float32 = fmt.scale is None and fmt.emin == _FLOAT32_EMIN
+    constant_fits = fmt.emin >= _FLOAT32_EMIN and fmt.emax + 1 + _FLOAT32_MANTISSA - fmt.mantissa_bits <= _FLOAT32_EMAX
+    plain = fmt.rounding == "half_even" and fmt.has_negative_zero
+    return plain and block_fits and (constant_fits or is_short_float32)
 
 
 def run(x: Tensor, out: Tensor, job: Job) -> None:

@@ -160,6 +160,25 @@ struct EvenElements {
   F32 encode_, decode_;
 };
 
+// Of a format with the exponents of float32 itself: its values end at one bit everywhere, subnormals too, and the
+// constant that `EvenElements` adds would overflow.
+struct ShortElements {
+  explicit ShortElements(const Rule& rule, bool)
+      : dropped_(FRACTION - rule.mantissa_bits), max_(all(rule.max)), beyond_(all(rule.beyond)) {}
+  template <class D, bool STREAM> QS_INLINE void operator()(const typename D::T* x, typename D::T* y) const {
+    D::template map<false, STREAM>(x, y, [&](F32 a, int) {
+      const I32 bits = as<I32>(a), odd = (bits >> dropped_) & 1;
+      const F32 r = as<F32>((bits + ((1 << (dropped_ - 1)) - 1) + odd) & -(1 << dropped_));
+      const F32 bounded = r > max_ ? beyond_ : r;
+      return bits > EXPONENT ? a : bounded;  // NaN
+    });
+  }
+
+ private:
+  int dropped_;
+  F32 max_, beyond_;
+};
+
 struct AwayElements {
   explicit AwayElements(const Rule& rule, bool) : bits16_(rule), bits32_(rule) {}
   template <class D, bool STREAM> QS_INLINE void operator()(const typename D::T* x, typename D::T* y) const {
@@ -200,7 +219,9 @@ template <class D, bool FAST, bool STREAM> void by_rule(const Call& call, const 
     case E8M0_RCEIL: return blocked<D, FAST, STREAM, PowerOfTwo>(call, rule);
     case E4M3_IN_TENSOR: return blocked<D, FAST, STREAM, E4M3InTensor>(call, rule);
     default:
-      return rule.half_away ? flat<D, FAST, STREAM, AwayElements>(call, rule) : flat<D, FAST, STREAM, EvenElements>(call, rule);
+      if (rule.half_away) return flat<D, FAST, STREAM, AwayElements>(call, rule);
+      if (rule.emin == 1 - BIAS) return flat<D, FAST, STREAM, ShortElements>(call, rule);
+      return flat<D, FAST, STREAM, EvenElements>(call, rule);
   }
 }
 
