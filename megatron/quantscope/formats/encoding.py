@@ -24,14 +24,14 @@ from megatron.quantscope.formats.catalog import E4M3, get_format
 from megatron.quantscope.formats.codes import decode_table, has_codes
 from megatron.quantscope.formats.job import FLOAT_DTYPES, Job, checked_axis, make_job
 from megatron.quantscope.formats.records import Format
-from megatron.quantscope.formats.scales import E8M0_NAN, e8m0_factors, tensor_amax, tensor_scale
+from megatron.quantscope.formats.scales import E8M0_NAN, as_float32, e8m0_factors, tensor_amax, tensor_scale
 
 NIBBLE = 4  # bits
 _LOW = (1 << NIBBLE) - 1
 
 
 class Quantized(NamedTuple):
-    """A tensor as its format stores it; `dequantize` takes it as `dequantize(q.codes, fmt, **q.scaling(), ...)`.
+    """A tensor as its format stores it: `dequantize(q.codes, fmt, scales=q.scales, tensor_scale=q.tensor_scale)`.
 
     Attributes:
         codes: uint8 in the tensor's shape (FP4: half as long along the axis), uint16 for bf16 and fp16.
@@ -60,7 +60,7 @@ def quantize(
     `dequantize` of the result is `fake_quantize` of x in float32, bit for bit.
 
     Args:
-        x, fmt, axis, scale_rule, saturate, amax: As of `fake_quantize`; of a float64 x the scale is that of float32.
+        x, fmt, axis, scale_rule, saturate, amax: As of `fake_quantize`; a scalar x counts as a vector of one element.
         backend: `auto`, `cpp`, `triton` or `torch`.
 
     Raises:
@@ -131,7 +131,7 @@ def dequantize(
 
 def _own_bits(x: Tensor, job: Job) -> Tensor:
     dtype: torch.dtype = getattr(torch, str(job.fmt.torch_dtype))
-    own = x.to(dtype)
+    own = as_float32(x).to(dtype)
     if job.saturate:
         own = own.clamp(-job.fmt.max, job.fmt.max)
     return own.view(torch.uint16)

@@ -122,9 +122,10 @@ def _nvfp4(rows: Tensor, job: Job) -> Tensor:
         amax = np.float32(_to_odd(block.abs().max()).item())
         if not np.isfinite(amax):
             return torch.full_like(block, math.nan)
-        wanted = torch.tensor([float(amax / np.float32(job.fmt.max) * encode)], dtype=torch.float64)
+        with np.errstate(over="ignore"):
+            wanted = torch.tensor([float(amax / np.float32(job.fmt.max) * encode)], dtype=torch.float64)
         block_decode = np.float32(round_to_grid(wanted, E4M3, saturate=True).item()) * decode
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):
             block_encode = min(np.float32(1.0) / block_decode, np.float32(FLOAT32_MAX))
         rounded = round_to_grid(_product(block, block_encode), job.fmt, saturate=job.saturate)
         return _product(rounded, block_decode)

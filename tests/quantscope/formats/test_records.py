@@ -2,8 +2,6 @@ import math
 import subprocess
 import sys
 
-import gfloat.formats
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -13,24 +11,6 @@ from megatron.quantscope.formats.records import exponent_of
 from megatron.quantscope.formats.reference import element_grid
 
 PLAIN = [fmt for fmt in FORMATS.values() if not fmt.is_tapered]
-ML_DTYPES = {
-    "bf16": ml_dtypes.bfloat16,
-    "fp16": np.float16,
-    "e4m3": ml_dtypes.float8_e4m3fn,
-    "e5m2": ml_dtypes.float8_e5m2,
-    "e2m3": ml_dtypes.float6_e2m3fn,
-    "e3m2": ml_dtypes.float6_e3m2fn,
-    "e2m1": ml_dtypes.float4_e2m1fn,
-}
-GFLOAT = {
-    "bf16": gfloat.formats.format_info_bfloat16,
-    "fp16": gfloat.formats.format_info_binary16,
-    "e4m3": gfloat.formats.format_info_ocp_e4m3,
-    "e5m2": gfloat.formats.format_info_ocp_e5m2,
-    "e2m3": gfloat.formats.format_info_ocp_e2m3,
-    "e3m2": gfloat.formats.format_info_ocp_e3m2,
-    "e2m1": gfloat.formats.format_info_ocp_e2m1,
-}
 
 
 def test_names_are_those_of_the_flag():
@@ -53,21 +33,6 @@ def test_limits_follow_from_the_fields(fmt):
     assert fmt.min_normal == 2.0 ** (1 - fmt.bias)
     assert fmt.min_subnormal == 2.0 ** (1 - fmt.bias - fmt.mantissa_bits)
     assert (fmt.emin, fmt.emax) == (1 - fmt.bias, math.floor(math.log2(fmt.max)))
-
-
-@pytest.mark.parametrize("fmt", PLAIN, ids=lambda fmt: fmt.name)
-def test_limits_are_those_of_ml_dtypes(fmt):
-    info = ml_dtypes.finfo(ML_DTYPES[fmt.element])
-    assert (fmt.max, fmt.min_normal) == (float(info.max), float(info.smallest_normal))
-    assert (fmt.min_subnormal, fmt.mantissa_bits) == (float(info.smallest_subnormal), info.nmant)
-
-
-@pytest.mark.parametrize("fmt", PLAIN, ids=lambda fmt: fmt.name)
-def test_special_values_are_those_of_gfloat(fmt):
-    info = GFLOAT[fmt.element]
-    assert (fmt.max, fmt.min_normal, fmt.min_subnormal) == (info.max, info.smallest_normal, info.smallest_subnormal)
-    assert (fmt.bits, fmt.bias) == (info.bits, info.bias)
-    assert (fmt.has_inf, fmt.has_nan, fmt.has_negative_zero) == (info.num_posinfs > 0, info.num_nans > 0, info.has_nz)
 
 
 def test_hif8_is_its_code_table(golden):
