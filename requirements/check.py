@@ -2,7 +2,8 @@
 
 Run by script/setup_env.sh with the interpreter in question: `python requirements/check.py requirements/runtime.txt`.
 Versions are read from the installed metadata, so nothing heavy is imported and the answer takes milliseconds. Only
-the standard library is used, and only the subset of the requirement syntax that our files use: `name>=1.2,<3`.
+the standard library is used, and only the subset of the requirement syntax that our files use: `name>=1.2,<3`, and
+`; sys_platform == "linux"` behind what exists for one system only.
 
 A version counts by its leading numbers: `2.6.0a0+git` and `2.13.0+cpu` are 2.6.0 and 2.13.0, because vendors' builds of
 torch carry such tags and are as good.
@@ -17,7 +18,9 @@ from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
-REQUIREMENT = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)\s*(?P<clauses>[<>=!].*)?$")
+REQUIREMENT = re.compile(
+    r"^(?P<name>[A-Za-z0-9._-]+)\s*(?P<clauses>[<>=!][^;]*?)?\s*(;\s*sys_platform == \"(?P<platform>\w+)\")?$"
+)
 CLAUSE = re.compile(r"^(?P<operator>>=|<=|==|!=|<|>)\s*(?P<version>[0-9][0-9.]*)$")
 LEADING_NUMBERS = re.compile(r"\d+(\.\d+)*")
 COMPARISONS: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
@@ -55,7 +58,7 @@ def satisfies(version: str, clauses: str) -> bool:
 
 
 def read_requirements(path: Path) -> Iterator[tuple[str, str]]:
-    """The (name, clauses) of every line of a requirement file; comments and blank lines are left out."""
+    """The (name, clauses) of every line of a requirement file that is for this system, comments left out."""
     for line in path.read_text(encoding="utf-8").splitlines():
         text = line.split("#")[0].strip()
         if not text:
@@ -63,7 +66,8 @@ def read_requirements(path: Path) -> Iterator[tuple[str, str]]:
         match = REQUIREMENT.match(text)
         if match is None:
             raise ValueError(f"{path}: cannot read the requirement {text!r}")
-        yield match["name"], match["clauses"] or ""
+        if match["platform"] in (None, sys.platform):
+            yield match["name"], match["clauses"] or ""
 
 
 def lacking(path: Path) -> Iterator[str]:

@@ -12,9 +12,16 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """Answer CUDA requests with the CPU before any test module imports megatron.core (the order of imports matters)."""
+    """Answer CUDA requests with the CPU, and have Triton interpret its kernels, before any module imports megatron.core.
+
+    The order matters: megatron.core imports Triton, which reads its variable once.
+    """
+    import torch
+
     from megatron.training import cpu_device
 
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
     cpu_device.install()
 
 
