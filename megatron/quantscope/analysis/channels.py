@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from megatron.quantscope.formats.statistics import PATTERN_DTYPES
+from megatron.quantscope.formats.patterns import PATTERN_DTYPES
 
 _TOKEN_DIMS = 2
 _MAGNITUDE_BITS = 0x7FFF

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from megatron.quantscope.analysis.format_errors import FormatError, Treatment, pow2_scale
 from megatron.quantscope.formats import Format, bit_pattern_counts, fake_quantize
-from megatron.quantscope.formats.statistics import PATTERN_DTYPES, PATTERNS
+from megatron.quantscope.formats.patterns import PATTERN_DTYPES, PATTERNS
+from megatron.quantscope.formats.scales import as_float32
 
 _CHUNK = 1 << 18  # elements of a wide dtype at a time
 _NEGATIVE_ZERO = PATTERNS // 2
@@ -94,7 +95,7 @@ def _error(batch: WeightedValues, x: npt.NDArray[np.float64], amax: float, treat
 
 def _quantized(values: Tensor, fmt: Format, scale: float, amax: float) -> Tensor:
     if scale == 1.0:
-        return fake_quantize(values, fmt, amax=torch.tensor(amax))
+        return fake_quantize(as_float32(values), fmt, amax=torch.tensor(amax))
     wide = values.float() if values.dtype == torch.float16 else values  # fp16 has no room for the factor
     scaled = wide * scale
     return fake_quantize(scaled, fmt, out=scaled).div_(scale)

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from megatron.quantscope.formats import ALIASES, FORMATS, Format
+from megatron.quantscope.formats.statistics import sqnr_db
 
 POW2_SUFFIX = "_pow2"
 POW2_FORMATS = ("fp16", "hifp8")
@@ -44,15 +45,8 @@ class FormatError:
         )
 
     def sqnr_db(self, signal_squares: float) -> float:
-        """The SQNR for a tensor whose finite elements have this sum of squares.
-
-        Inf where nothing changed, -Inf where elements were lost (their error has no bound), NaN where all is zero.
-        """
-        if self.lost:
-            return -math.inf
-        if signal_squares == 0:
-            return math.nan
-        return 10 * math.log10(signal_squares / self.error_squares) if self.error_squares else math.inf
+        """The SQNR for a tensor whose finite elements have this sum of squares."""
+        return sqnr_db(signal_squares, self.error_squares, self.lost)
 
 
 @dataclass(frozen=True, kw_only=True)

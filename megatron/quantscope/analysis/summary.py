@@ -18,12 +18,11 @@ from megatron.quantscope.analysis.channels import channel_amax
 from megatron.quantscope.analysis.distribution import Distribution, distribution_of
 from megatron.quantscope.analysis.elementwise import WeightedValues, element_errors, weighted_values
 from megatron.quantscope.analysis.format_errors import FormatError, Treatment
-from megatron.quantscope.formats import TensorStatistics, fake_quantize, measure
+from megatron.quantscope.formats import TensorStatistics, measure, measure_format
 from megatron.quantscope.formats.job import FLOAT_DTYPES
-from megatron.quantscope.formats.statistics import PATTERN_DTYPES
+from megatron.quantscope.formats.patterns import PATTERN_DTYPES
 
 _E8M0 = "e8m0"
-_ROWS_AT_A_TIME = 1 << 20  # elements of a format that is neither counted nor element-wise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,19 +98,8 @@ def _errors(
 
 
 def _measured_error(x: Tensor, axis: int, treatment: Treatment) -> FormatError:
-    """The error of a format that no count gives: by quantising. Saturation of its blocks is not told apart."""
-    if x.numel() == 0:
-        return FormatError()
-    rows = x.reshape(1, -1) if x.dim() == 0 else x.movedim(axis, -1).reshape(-1, x.shape[axis])
-    amax = torch.maximum(-x.min(), x.max()).float()
-    total = FormatError()
-    for part in torch.split(rows, max(1, _ROWS_AT_A_TIME // rows.shape[1])):
-        before, after = part.double(), fake_quantize(part, treatment.format, amax=amax).double()
-        finite = torch.isfinite(before)
-        kept = finite & torch.isfinite(after)
-        total += FormatError(
-            error_squares=float((before - after)[kept].square().sum()),
-            underflow=int((kept & (after == 0) & (before != 0)).sum()),
-            lost=int((finite & ~kept).sum()),
-        )
-    return total
+    """The error of a format that no count gives: by quantising."""
+    found = measure_format(x, treatment.format, axis=axis)
+    return FormatError(
+        error_squares=found.error_squares, underflow=found.underflow, saturated=found.saturated, lost=found.lost
+    )

@@ -112,7 +112,7 @@ class RowStore:
 
 def _statistics(tensor: torch.Tensor) -> dict[str, Any] | None:
     """The tensor's statistics; None for a dtype without real values."""
-    from megatron.quantscope.formats.statistics import measure
+    from megatron.quantscope.formats.measuring import measure
 
     try:
         return measure(tensor).to_json()

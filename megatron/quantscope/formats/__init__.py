@@ -1,4 +1,4 @@
-"""Number formats: what they are (`FORMATS`), what they do to a tensor (`fake_quantize`), how they store it (`quantize`).
+"""Number formats: what they are (`FORMATS`), do to a tensor (`fake_quantize`) and make of it in store (`quantize`).
 
 torch is imported with the first tensor function, not with this package: the records are for everyone.
 """
@@ -14,7 +14,10 @@ from megatron.quantscope.formats.records import Band, Format
 if TYPE_CHECKING:
     from megatron.quantscope.formats.dispatch import fake_quantize, fake_quantize_both
     from megatron.quantscope.formats.encoding import Quantized, dequantize, quantize
-    from megatron.quantscope.formats.statistics import TensorStatistics, bit_pattern_counts, measure, merge
+    from megatron.quantscope.formats.errors import BlockFigures, FormatStatistics, measure_format
+    from megatron.quantscope.formats.measuring import measure
+    from megatron.quantscope.formats.patterns import bit_pattern_counts
+    from megatron.quantscope.formats.statistics import TensorStatistics, merge
 
 _LAZY = {
     "fake_quantize": "dispatch",
@@ -22,9 +25,12 @@ _LAZY = {
     "Quantized": "encoding",
     "dequantize": "encoding",
     "quantize": "encoding",
+    "BlockFigures": "errors",
+    "FormatStatistics": "errors",
+    "measure_format": "errors",
+    "measure": "measuring",
+    "bit_pattern_counts": "patterns",
     "TensorStatistics": "statistics",
-    "bit_pattern_counts": "statistics",
-    "measure": "statistics",
     "merge": "statistics",
 }
 
@@ -32,7 +38,9 @@ __all__ = [
     "ALIASES",
     "FORMATS",
     "Band",
+    "BlockFigures",
     "Format",
+    "FormatStatistics",
     "Quantized",
     "TensorStatistics",
     "bit_pattern_counts",
@@ -41,6 +49,7 @@ __all__ = [
     "fake_quantize_both",
     "get_format",
     "measure",
+    "measure_format",
     "merge",
     "quantize",
 ]

@@ -92,11 +92,10 @@ def _plain_value(code: int, fmt: Format) -> float:
 
 def _tapered_value(code: int, fmt: Format) -> float:
     body = fmt.bits - 1
-    for prefix, prefix_bits, exponent_bits in _DOT_FIELDS:
-        if code >> (body - prefix_bits) == prefix:
-            break
-    else:
+    row = next((row for row in _DOT_FIELDS if code >> (body - row[1]) == row[0]), None)
+    if row is None:
         return math.ldexp(1.0, code - _DENORMAL_BIAS) if code & ((1 << _DENORMAL_BITS) - 1) else 0.0
+    _, prefix_bits, exponent_bits = row
     fraction_bits = body - prefix_bits - exponent_bits
     digits = 1 + (code & ((1 << fraction_bits) - 1)) / (1 << fraction_bits)
     exponent = 0

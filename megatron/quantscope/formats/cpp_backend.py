@@ -97,19 +97,19 @@ def can_run(fmt: Format) -> bool:
 
 def run(x: Tensor, out: Tensor, job: Job) -> None:
     """Quantise and dequantise dense x into `out`, which has its shape, dtype and strides, or is x."""
-    call, rule = _call(x, job), _rule(x, job)
+    call, rule = call_for(x, _blocks_axis(job)), rule_for(x, job)
     call.y = out.data_ptr()
     call.stream = out.data_ptr() != x.data_ptr() and x.numel() * x.element_size() >= _STREAM_BYTES
-    _kernels().qs_quantize(ctypes.byref(call), ctypes.byref(rule))
+    kernels().qs_quantize(ctypes.byref(call), ctypes.byref(rule))
 
 
 def run_both(x: Tensor, along_row: Tensor, down_column: Tensor, job: Job) -> None:
     """Quantise a contiguous matrix with blocks along its last axis and with blocks along its first."""
-    call, rule = _call(x, replace(job, axis=0)), _rule(x, job)
+    call, rule = call_for(x, 0), rule_for(x, job)
     call.y = along_row.data_ptr()
     call.stream = x.numel() * x.element_size() >= _STREAM_BYTES
     address = ctypes.c_void_p(down_column.data_ptr())
-    if not _kernels().qs_quantize_both(ctypes.byref(call), address, ctypes.byref(rule)):
+    if not kernels().qs_quantize_both(ctypes.byref(call), address, ctypes.byref(rule)):
         run(x, along_row, replace(job, axis=1))
         run(x, down_column, replace(job, axis=0))
 
@@ -119,23 +119,15 @@ def encode(x: Tensor, codes: Tensor, scales: Tensor | None, job: Job) -> None:
 
     `scales` has x's shape but for the axis, where it has one byte a block, in the same order of dimensions.
     """
-    call, rule = _call(x, job), _rule(x, job)
+    call, rule = call_for(x, _blocks_axis(job)), rule_for(x, job)
     call.codes, call.table = codes.data_ptr(), encode_table(job.fmt).data_ptr()
     call.stored = None if scales is None else scales.data_ptr()
-    _kernels().qs_quantize(ctypes.byref(call), ctypes.byref(rule))
+    kernels().qs_quantize(ctypes.byref(call), ctypes.byref(rule))
 
 
-@cache
-def _kernels() -> ctypes.CDLL:
-    kernels = library()
-    assert kernels is not None  # `backends` asks before it comes here
-    kernels.qs_quantize.restype = None
-    kernels.qs_quantize_both.restype = ctypes.c_bool
-    return kernels
-
-
-def _call(x: Tensor, job: Job) -> Call:
-    outer, length, inner = (1, x.numel(), 1) if job.fmt.block is None else slabs.around_axis(x, job.axis)
+def call_for(x: Tensor, axis: int | None) -> Call:
+    """A call on a dense tensor, with blocks along an axis or without blocks."""
+    outer, length, inner = (1, x.numel(), 1) if axis is None else slabs.around_axis(x, axis)
     return Call(
         x=x.data_ptr(),
         outer=outer,
@@ -146,13 +138,29 @@ def _call(x: Tensor, job: Job) -> Call:
     )
 
 
-def _rule(x: Tensor, job: Job) -> Rule:
+def rule_for(x: Tensor, job: Job) -> Rule:
+    """What the record asks for, with the scale of the tensor if it has one."""
     rule = Rule.from_buffer_copy(_rule_of_format(job.fmt, job.scale_rule, job.saturate))
     if job.fmt.has_tensor_scale:
-        largest = job.fmt.max * (1 if job.fmt.scale == "fp32" else E4M3.max)
+        largest = job.fmt.max * (1 if job.fmt.block is None else E4M3.max)
         scale = tensor_scale(tensor_amax(x, job.amax), largest)
         rule.encode, rule.decode = float(scale), float(1.0 / scale)
     return rule
+
+
+@cache
+def kernels() -> ctypes.CDLL:
+    """The library; `backends` has asked whether there is one."""
+    loaded = library()
+    assert loaded is not None
+    for name in ("qs_quantize", "qs_count", "qs_measure"):
+        getattr(loaded, name).restype = None
+    loaded.qs_quantize_both.restype = ctypes.c_bool
+    return loaded
+
+
+def _blocks_axis(job: Job) -> int | None:
+    return None if job.fmt.block is None else job.axis
 
 
 @cache

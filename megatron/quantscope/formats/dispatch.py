@@ -85,7 +85,11 @@ def fake_quantize_both(
 
     Args:
         x: [rows, columns], of any strides.
-        fmt, scale_rule, saturate, amax, backend: As of `fake_quantize`.
+        fmt: As of `fake_quantize`, and so
+        scale_rule: this,
+        saturate: this,
+        amax: this,
+        backend: and this.
 
     Returns:
         (blocks along a row, blocks down a column), both [rows, columns]; the same tensor twice if the format has no

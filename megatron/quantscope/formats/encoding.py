@@ -60,7 +60,12 @@ def quantize(
     `dequantize` of the result is `fake_quantize` of x in float32, bit for bit.
 
     Args:
-        x, fmt, axis, scale_rule, saturate, amax: As of `fake_quantize`; a scalar x counts as a vector of one element.
+        x: As of `fake_quantize`; a scalar counts as a vector of one element.
+        fmt: As of `fake_quantize`, and so
+        axis: this,
+        scale_rule: this,
+        saturate: this,
+        amax: and this.
         backend: `auto`, `cpp`, `triton` or `torch`.
 
     Raises:
@@ -97,8 +102,10 @@ def dequantize(
     """The tensor that codes and scales stand for.
 
     Args:
-        codes, scales, tensor_scale: As `Quantized` has them.
+        codes: As `Quantized` has them.
         fmt: The format.
+        scales: As `Quantized` has them.
+        tensor_scale: As `Quantized` has it.
         axis: The dimension along which blocks run.
         length: Elements along the axis, for packed codes of an odd number of them; None: two a byte.
         dtype: Of the result.

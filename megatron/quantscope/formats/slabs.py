@@ -57,12 +57,12 @@ def blocked_views(x: Tensor, axis: int, block: int) -> list[Tensor]:
     return views
 
 
-def empty_scales(x: Tensor, axis: int, block: int) -> Tensor:
-    """Room for a byte a block: x's shape with `axis` replaced by the number of blocks, its dimensions in x's order."""
+def empty_scales(x: Tensor, axis: int, block: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+    """Room for a number a block: x's shape with `axis` replaced by the number of blocks, laid out as x is."""
     order = memory_order(x)
     shape = [-(-x.shape[dim] // block) if dim == axis else x.shape[dim] for dim in order]
     inverse = sorted(range(x.dim()), key=order.__getitem__)
-    return torch.empty(shape, dtype=torch.uint8, device=x.device).permute(inverse)
+    return torch.empty(shape, dtype=dtype, device=x.device).permute(inverse)
 
 
 def scale_views(scales: Tensor, x: Tensor, axis: int, block: int) -> list[Tensor]:
@@ -76,6 +76,11 @@ def scale_views(scales: Tensor, x: Tensor, axis: int, block: int) -> list[Tensor
 def flat_view(x: Tensor) -> Tensor:
     """The elements of a dense x in the order of its memory, as a view [1, 1, n, 1]."""
     return x.permute(memory_order(x)).reshape(1, -1, 1, 1)
+
+
+def flat(x: Tensor) -> Tensor:
+    """The elements of any x, [n], in any order; without a copy where there are no gaps or overlaps."""
+    return flat_view(x).flatten() if is_dense(x) else x.reshape(-1)
 
 
 def slabs(view: Tensor, limit: int) -> Iterator[tuple[slice, ...]]:

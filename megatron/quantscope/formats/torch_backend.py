@@ -59,9 +59,9 @@ Step = Callable[[Tensor, Tensor], Scale]
 
 def run(x: Tensor, out: Tensor, job: Job) -> None:
     """Quantise and dequantise dense x into `out`, which has its shape, dtype and strides, or is x."""
-    step = _STEPS[job.fmt.scale](x, job)
+    step = step_for(x, job)
     for x_view, out_view in zip(_views(x, job), _views(out, job), strict=True):
-        for index, magnitude, signed, scale in _elements(x_view, step):
+        for index, magnitude, signed, scale in elements(x_view, step):
             if scale.factor is not None:
                 magnitude.mul_(scale.factor)
             if scale.bad is not None:
@@ -74,13 +74,13 @@ def encode(x: Tensor, codes: Tensor, scales: Tensor | None, job: Job) -> None:
 
     `scales` has x's shape but for the axis, where it has one byte a block, in the same order of dimensions.
     """
-    step = _STEPS[job.fmt.scale](x, job)
+    step = step_for(x, job)
     table = encode_table(job.fmt).to(x.device)
     stored_views: list[Tensor | None] = [None]
     if scales is not None and job.fmt.block is not None:
         stored_views = [*slabs.scale_views(scales, x, job.axis, job.fmt.block)]
     for x_view, codes_view, stored_view in zip(_views(x, job), _views(codes, job), stored_views, strict=True):
-        for index, magnitude, signed, scale in _elements(x_view, step):
+        for index, magnitude, signed, scale in elements(x_view, step):
             found = table[_bf16_bits(_with_signs(magnitude, signed, job))]
             if stored_view is not None and scale.stored is not None and scale.bad is not None:
                 found.masked_fill_(scale.bad, 0)
@@ -89,11 +89,16 @@ def encode(x: Tensor, codes: Tensor, scales: Tensor | None, job: Job) -> None:
             codes_view[index].copy_(found)
 
 
+def step_for(x: Tensor, job: Job) -> Step:
+    """What is done to the slabs of x."""
+    return _STEPS[job.fmt.scale](x, job)
+
+
 def _views(x: Tensor, job: Job) -> list[Tensor]:
     return [slabs.flat_view(x)] if job.fmt.block is None else slabs.blocked_views(x, job.axis, job.fmt.block)
 
 
-def _elements(x: Tensor, step: Step) -> Iterator[tuple[tuple[slice, ...], Tensor, Tensor, Scale]]:
+def elements(x: Tensor, step: Step) -> Iterator[tuple[tuple[slice, ...], Tensor, Tensor, Scale]]:
     """(index, element values without sign, x as float32, scale) of each slab of a view [outer, blocks, block, inner].
 
     The tensors are good until the next slab is asked for.

@@ -6,7 +6,7 @@ import torch
 from megatron.quantscope.analysis.elementwise import element_errors, weighted_values
 from megatron.quantscope.analysis.format_errors import Treatment, pow2_scale, treatments
 from megatron.quantscope.formats import FORMATS, fake_quantize
-from megatron.quantscope.formats.scales import largest_magnitude
+from megatron.quantscope.formats.scales import as_float32, largest_magnitude
 from megatron.quantscope.gemm.operands import LinearQuant
 from megatron.quantscope.gemm.operands import pow2_scale as scale_of_training
 from tests.quantscope.analysis.conftest import numpy_error
@@ -23,7 +23,7 @@ def amax_of(x):
 def test_errors_equal_those_of_quantising(rough, dtype, treatment):
     x = rough.clamp(-60000, 60000).to(dtype)
     found = element_errors(weighted_values(x), amax_of(x), [treatment])[treatment.name]
-    squares, underflow, lost = numpy_error(x, fake_quantize(x, treatment.format))
+    squares, underflow, lost = numpy_error(x, fake_quantize(as_float32(x), treatment.format))
     assert found.error_squares == pytest.approx(squares, rel=1e-12)
     assert (found.underflow, found.lost) == (underflow, lost)
 

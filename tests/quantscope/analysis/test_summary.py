@@ -9,6 +9,7 @@ import torch
 from megatron.quantscope.analysis.format_errors import treatments
 from megatron.quantscope.analysis.summary import summarize
 from megatron.quantscope.formats import FORMATS, fake_quantize, measure
+from megatron.quantscope.formats.scales import as_float32
 from tests.quantscope.analysis.conftest import numpy_error
 
 TREATMENTS = treatments(["nvfp4"])
@@ -20,7 +21,7 @@ def test_sqnr_of_every_format_equals_numpy_in_float64(rough, dtype):
     summary = summarize(x, axis=-1, treatments=TREATMENTS)
     signal = float(np.square(x.double().numpy()).sum())
     for fmt in FORMATS.values():
-        squares, underflow, lost = numpy_error(x, fake_quantize(x, fmt))
+        squares, underflow, lost = numpy_error(x, fake_quantize(as_float32(x), fmt))
         found = summary.errors[fmt.name]
         assert (found.underflow, found.lost) == (underflow, lost), fmt.name
         expected = np.inf if squares == 0 else 10 * np.log10(signal / squares)

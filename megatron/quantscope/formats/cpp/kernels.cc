@@ -1,7 +1,7 @@
 // The C interface of the kernels, and all there is to compile: g++ -O3 -march=native -fopenmp -shared kernels.cc.
 //
 // Needs IEEE arithmetic as written: round to nearest, subnormals kept, no fused multiply-add (-ffp-contract=off).
-#include "tensors.h"
+#include "measure.h"
 
 extern "C" {
 
@@ -23,6 +23,24 @@ bool qs_quantize_both(const Call* call, void* down, const Rule* rule) {
     case BF16: return both_by_element<Bf16>(*call, down, *rule);
     case FP32: return both_by_element<Fp32>(*call, down, *rule);
     default: return false;
+  }
+}
+
+// Onto `totals`, whose min and max are to be Inf and -Inf at first. Not for FP64.
+void qs_count(const Call* call, Totals* totals) {
+  switch (call->dtype) {
+    case BF16: return count<CountBf16>(*call, *totals);
+    case FP16: return count<CountFp16>(*call, *totals);
+    default: return count<CountFp32>(*call, *totals);
+  }
+}
+
+// The same, and what a format does to the tensor, in blocks of rule->block also where the format has none.
+void qs_measure(const Call* call, const Rule* rule, const BlockFigures* figures, Totals* totals, Damage* damage) {
+  switch (call->dtype) {
+    case BF16: return measure_by_rule<CountBf16>(*call, *rule, *figures, *totals, *damage);
+    case FP16: return measure_by_rule<CountFp16>(*call, *rule, *figures, *totals, *damage);
+    default: return measure_by_rule<CountFp32>(*call, *rule, *figures, *totals, *damage);
   }
 }
 

@@ -30,6 +30,7 @@ constexpr int HALF_LANES = WIDTH / 2;    // 16-bit lanes
 
 typedef float F32 __attribute__((vector_size(WIDTH)));
 typedef int32_t I32 __attribute__((vector_size(WIDTH)));
+typedef double F64 __attribute__((vector_size(WIDTH)));
 typedef int16_t I16 __attribute__((vector_size(WIDTH)));
 typedef uint16_t U16 __attribute__((vector_size(WIDTH)));
 
@@ -79,6 +80,22 @@ QS_INLINE void fence() {
 #endif
 }
 
+// A vector as doubles, lower half first.
+QS_INLINE void widened(F32 v, F64 (&halves)[2]) {
+#if defined(__AVX512DQ__)
+  halves[0] = (F64)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)v));
+  halves[1] = (F64)_mm512_cvtps_pd(_mm512_extractf32x8_ps((__m512)v, 1));
+#elif defined(__AVX2__)
+  halves[0] = (F64)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)v));
+  halves[1] = (F64)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)v, 1));
+#else
+  typedef float Half __attribute__((vector_size(WIDTH / 2)));
+  Half parts[2];
+  std::memcpy(parts, &v, sizeof parts);
+  for (int h = 0; h < 2; h++) halves[h] = __builtin_convertvector(parts[h], F64);
+#endif
+}
+
 QS_INLINE F32 all(float value) { return value - F32{}; }
 QS_INLINE I32 all(int32_t value) { return value - I32{}; }
 QS_INLINE I16 all(int16_t value) { return value - I16{}; }
@@ -86,27 +103,49 @@ QS_INLINE I16 all(int16_t value) { return value - I16{}; }
 template <class V> QS_INLINE V larger(V a, V b) { return a > b ? a : b; }
 template <class V> QS_INLINE V smaller(V a, V b) { return a < b ? a : b; }
 
+// All lanes made one by a function of two, the upper half onto the lower.
+template <class Lane, int COUNT, class F> QS_INLINE Lane folded(Lane (&lanes)[COUNT], const F& f) {
+  for (int width = COUNT / 2; width; width /= 2)
+    for (int i = 0; i < width; i++) lanes[i] = f(lanes[i], lanes[i + width]);
+  return lanes[0];
+}
+
 // The largest of lanes that are not negative.
-template <class V> QS_INLINE auto largest_magnitude(V v) {
+QS_INLINE int16_t largest_magnitude(I16 v) {
 #if defined(__AVX2__)
-  if constexpr (sizeof(v[0]) == 2) {  // the machine has the smallest of eight as one instruction
 #if defined(__AVX512BW__)
-    const __m256i half = _mm256_max_epu16(_mm512_castsi512_si256((__m512i)v), _mm512_extracti64x4_epi64((__m512i)v, 1));
+  const __m256i half = _mm256_max_epu16(_mm512_castsi512_si256((__m512i)v), _mm512_extracti64x4_epi64((__m512i)v, 1));
 #else
-    const __m256i half = (__m256i)v;
+  const __m256i half = (__m256i)v;
 #endif
-    const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
-    return static_cast<int16_t>(~_mm_extract_epi16(_mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1))), 0));
-  } else
+  const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  // The machine has the smallest of eight as one instruction.
+  return static_cast<int16_t>(~_mm_extract_epi16(_mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1))), 0));
+#else
+  int16_t lanes[HALF_LANES];
+  put(lanes, v);
+  return folded(lanes, [](int16_t a, int16_t b) { return a > b ? a : b; });
 #endif
-  {
-    constexpr int COUNT = sizeof v / sizeof v[0];
-    std::remove_reference_t<decltype(v[0])> lanes[COUNT];
-    put(lanes, v);
-    for (int width = COUNT / 2; width; width /= 2)
-      for (int i = 0; i < width; i++) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
-    return lanes[0];
-  }
+}
+
+QS_INLINE int32_t largest_magnitude(I32 v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_epi32((__m512i)v);
+#else
+  int32_t lanes[LANES];
+  put(lanes, v);
+  return folded(lanes, [](int32_t a, int32_t b) { return a > b ? a : b; });
+#endif
+}
+
+QS_INLINE int32_t total(I32 v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_epi32((__m512i)v);
+#else
+  int32_t lanes[LANES];
+  put(lanes, v);
+  return folded(lanes, [](int32_t a, int32_t b) { return a + b; });
+#endif
 }
 
 // Whether a comparison holds in any lane.

@@ -98,18 +98,23 @@ template <class D, class Scaling> struct Quantizer {
   int block;
 };
 
-// `count` <= ROW_BLOCKS blocks, one after the other in memory.
-template <class D, bool EXACT, bool STREAM, class Scaling>
-void rows(const Quantizer<D, Scaling>& q, const typename D::T* x, typename D::T* y, int count, uint8_t* stored) {
-  using Bits = typename D::Bits;
-  alignas(64) typename D::Lane amax[ROW_BLOCKS], max[ROW_BLOCKS];
+// The bits of the largest magnitude of each of `count` blocks, one after the other in memory; what is left of a tile is
+// filled with the first of them.
+template <class D> QS_INLINE void largest_of_rows(const typename D::T* x, int count, int block, typename D::Lane* amax) {
   for (int b = 0; b < count; b++) {
-    Bits a = D::magnitudes(x + b * q.block);
-    for (int i = D::COUNT; i < q.block; i += D::COUNT) a = larger(a, D::magnitudes(x + b * q.block + i));
+    typename D::Bits a = D::magnitudes(x + b * block);
+    for (int i = D::COUNT; i < block; i += D::COUNT) a = larger(a, D::magnitudes(x + b * block + i));
     amax[b] = largest_magnitude(a);
   }
   for (int b = count; b < ROW_BLOCKS; b++) amax[b] = amax[0];
+}
 
+// `count` <= ROW_BLOCKS blocks of known `amax`, which is not kept.
+template <class D, bool EXACT, bool STREAM, class Scaling>
+void rows(const Quantizer<D, Scaling>& q, const typename D::T* x, typename D::T* y, int count, typename D::Lane* amax,
+          uint8_t* stored) {
+  using Bits = typename D::Bits;
+  alignas(64) typename D::Lane max[ROW_BLOCKS];
   Bits fails{};
   for (int b = 0; b < ROW_BLOCKS; b += D::COUNT) fails |= q.grid.fails(load<Bits>(amax + b));
   if (q.grid.allowed() && !stored && !any(fails)) {
@@ -132,6 +137,13 @@ void rows(const Quantizer<D, Scaling>& q, const typename D::T* x, typename D::T*
     const auto f = [&](F32 a, int) { return q.scaled(a, before, after); };
     for (int i = b * q.block; i < (b + 1) * q.block; i += D::COUNT) D::template map<EXACT, STREAM>(x + i, y + i, f);
   }
+}
+
+template <class D, bool EXACT, bool STREAM, class Scaling>
+void rows(const Quantizer<D, Scaling>& q, const typename D::T* x, typename D::T* y, int count, uint8_t* stored) {
+  alignas(64) typename D::Lane amax[ROW_BLOCKS];
+  largest_of_rows<D>(x, count, q.block, amax);
+  rows<D, EXACT, STREAM>(q, x, y, count, amax, stored);
 }
 
 // A block down each of `width` columns; from one of its rows to the next it is `stride` elements.
