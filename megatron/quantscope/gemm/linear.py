@@ -89,19 +89,33 @@ class _Linear(torch.autograd.Function):
         dx = dw = dbias = None
         if tap:
             tap("backward", "pre", "grad_output", dy)
+        dy_TN = dy.contiguous().view(-1, dy.shape[-1])
+        along_N, along_T = _both_versions(dy_TN, ctx.quant, ctx.reduce_amax, needs_dx, needs_dw)
         if needs_dx:
             if tap:
                 tap("backward", "pre", "weight", w)
-            dx = _dgrad(dy, w, ctx.quant, ctx.reduce_amax)
+            dx = _dgrad(dy if ctx.quant is None else along_N, w, ctx.quant, ctx.reduce_amax).view(x.shape)
             if tap:
                 tap("backward", "post", "grad_input", dx)
-        dy_TN = dy.contiguous().view(-1, dy.shape[-1])
+        del along_N
         if needs_dw:
-            x_TK = x.contiguous().view(-1, x.shape[-1])
-            dw = _wgrad(x_TK, dy_TN, ctx)
+            dw = _wgrad(x.contiguous().view(-1, x.shape[-1]), along_T, ctx)
         if needs_dbias:
             dbias = dy_TN.sum(dim=0)
         return dx, dw, dbias, None, None, None, None
+
+
+def _both_versions(
+    dy_TN: Tensor, quant: LinearQuant | None, reduce_amax: ReduceAmax | None, needs_dx: bool, needs_dw: bool
+) -> tuple[Tensor, Tensor]:
+    """Dy as dgrad and as wgrad see it, from one read where both want it; what is not needed is dy itself."""
+    if quant is None:
+        return dy_TN, dy_TN
+    if needs_dx and needs_dw:
+        return quant.quantize_both(dy_TN, ("dgrad", "dy"), ("wgrad", "dy"), reduce_amax=reduce_amax)
+    if needs_dx:
+        return quant.quantize(dy_TN, "dgrad", "dy", axis=1, reduce_amax=reduce_amax), dy_TN
+    return dy_TN, quant.quantize(dy_TN, "wgrad", "dy", axis=0, reduce_amax=reduce_amax) if needs_dw else dy_TN
 
 
 def _fprop(x: Tensor, w_NK: Tensor, quant: LinearQuant | None, reduce_amax: ReduceAmax | None) -> Tensor:
@@ -113,20 +127,21 @@ def _fprop(x: Tensor, w_NK: Tensor, quant: LinearQuant | None, reduce_amax: Redu
 
 
 def _dgrad(dy: Tensor, w_NK: Tensor, quant: LinearQuant | None, reduce_amax: ReduceAmax | None) -> Tensor:
+    """Dx of an already quantised dy."""
     if quant is None:
         return dy.matmul(w_NK)
-    dy_TN = quant.quantize(dy.reshape(-1, dy.shape[-1]), "dgrad", "dy", axis=1, reduce_amax=reduce_amax)
-    w_NK = quant.quantize(w_NK, "dgrad", "w", axis=0, reduce_amax=reduce_amax)
-    return matmul(dy_TN, w_NK).view(*dy.shape[:-1], w_NK.shape[1])
+    return matmul(dy, quant.quantize(w_NK, "dgrad", "w", axis=0, reduce_amax=reduce_amax))
 
 
 def _wgrad(x_TK: Tensor, dy_TN: Tensor, ctx: Any) -> Tensor | None:
-    """What autograd gets for w; the tap sees this call's weight gradient even where `accumulate` swallows it."""
+    """What autograd gets for w, of an already quantised dy.
+
+    The tap sees this call's weight gradient even where `accumulate` swallows it.
+    """
     quant: LinearQuant | None = ctx.quant
     product: Callable[[Tensor, Tensor], Tensor] = torch.matmul
     if quant is not None:
         x_TK = quant.quantize(x_TK, "wgrad", "x", axis=0, reduce_amax=ctx.reduce_amax)
-        dy_TN = quant.quantize(dy_TN, "wgrad", "dy", axis=0, reduce_amax=ctx.reduce_amax)
         product = matmul
     dw_NK = None
     if ctx.tap or ctx.accumulate is None:

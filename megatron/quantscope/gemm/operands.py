@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -29,11 +30,13 @@ from torch import Tensor
 from megatron.quantscope.flags.quantization import SCALE_RULES, UNQUANTIZED
 from megatron.quantscope.flags.values import GRAD_SCALE_RULES
 from megatron.quantscope.formats import Format, get_format
-from megatron.quantscope.formats.dispatch import fake_quantize
+from megatron.quantscope.formats.dispatch import fake_quantize, fake_quantize_both
 from megatron.quantscope.formats.scales import largest_magnitude
 
 ReduceAmax = Callable[[Tensor], Tensor]
 """Maximum of a scalar tensor over the ranks that hold shards of an operand."""
+_Run = Callable[[Tensor, Format, str, Tensor | None], tuple[Tensor, ...]]
+"""(tensor, format, scale rule, amax of the whole) -> quantised versions, distinct tensors."""
 Gemms = Mapping[str, tuple[str, str]]
 
 GRADIENT_OPERANDS = frozenset({"dy", "do", "ds"})
@@ -100,21 +103,42 @@ class OperandFormats:
             axis: The contraction axis of the GEMM.
             reduce_amax: Where the tensor is a shard: makes the amax of its own elements that of the whole tensor.
         """
-        name = self.gemms[gemm][operand]
-        if name == UNQUANTIZED:
-            return tensor
+        return self._through(tensor, self.gemms[gemm][operand], operand, reduce_amax, partial(_along, axis))[0]
+
+    def quantize_both(
+        self, matrix: Tensor, row: tuple[str, str], column: tuple[str, str], *, reduce_amax: ReduceAmax | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """An operand of two GEMMs, one of which contracts its rows' elements and the other its columns', read once.
+
+        Args:
+            matrix: The operand in high precision, [rows, columns].
+            row: (GEMM, operand) that wants blocks along a row.
+            column: (GEMM, operand) that wants blocks down a column.
+            reduce_amax: As of `quantize`.
+        """
+        name = self.gemms[row[0]][row[1]]
+        if name == self.gemms[column[0]][column[1]]:
+            results = self._through(matrix, name, row[1], reduce_amax, _both)
+            return results[0], results[-1]
+        return (
+            self.quantize(matrix, *row, axis=1, reduce_amax=reduce_amax),
+            self.quantize(matrix, *column, axis=0, reduce_amax=reduce_amax),
+        )
+
+    def _through(
+        self, tensor: Tensor, name: str, operand: str, reduce_amax: ReduceAmax | None, run: _Run
+    ) -> tuple[Tensor, ...]:
+        """The results of `run` on the operand, multiplied by its factor before and divided by it after."""
+        if name == UNQUANTIZED or get_format(name).is_identity_for(tensor.dtype):
+            return (tensor,)
         fmt = get_format(name)
-        if fmt.is_identity_for(tensor.dtype):
-            return tensor
         scale = None if operand not in GRADIENT_OPERANDS else self._scale_of(tensor, fmt, reduce_amax)
         if scale is None:
-            amax = _whole_amax(tensor, fmt, reduce_amax)
-            return fake_quantize(tensor, fmt, axis=axis, scale_rule=self.scale_rule, amax=amax)
+            return run(tensor, fmt, self.scale_rule, _whole_amax(tensor, fmt, reduce_amax))
         # fp16 has no room for the factor.
         scaled = (tensor.float() if tensor.dtype == torch.float16 else tensor) * scale
-        amax = _whole_amax(scaled, fmt, reduce_amax)
-        fake_quantize(scaled, fmt, axis=axis, scale_rule=self.scale_rule, amax=amax, out=scaled)
-        return scaled.div_(scale).to(tensor.dtype)
+        results = run(scaled, fmt, self.scale_rule, _whole_amax(scaled, fmt, reduce_amax))
+        return tuple(result.div_(scale).to(tensor.dtype) for result in results)
 
     def needs_amax(self, gemm: str, operand: str) -> bool:
         """Whether quantising this operand looks at the largest magnitude of all of it."""
@@ -168,6 +192,16 @@ def pow2_scale(amax: Tensor, limit: float) -> Tensor:
     exponent = (exponent - 1).clamp_(-_MAX_SCALE_EXPONENT, _MAX_SCALE_EXPONENT)
     usable = (amax > 0) & torch.isfinite(amax)
     return torch.ldexp(torch.ones_like(amax, dtype=torch.float32), torch.where(usable, exponent, 0))
+
+
+def _along(axis: int, tensor: Tensor, fmt: Format, scale_rule: str, amax: Tensor | None) -> tuple[Tensor, ...]:
+    return (fake_quantize(tensor, fmt, axis=axis, scale_rule=scale_rule, amax=amax),)
+
+
+def _both(matrix: Tensor, fmt: Format, scale_rule: str, amax: Tensor | None) -> tuple[Tensor, ...]:
+    """Blocks along rows and blocks down columns; one result where there are no blocks."""
+    along, down = fake_quantize_both(matrix, fmt, scale_rule=scale_rule, amax=amax)
+    return (along,) if along is down else (along, down)
 
 
 def _whole_amax(tensor: Tensor, fmt: Format, reduce_amax: ReduceAmax | None) -> Tensor | None:
