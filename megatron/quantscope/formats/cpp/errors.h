@@ -64,53 +64,55 @@ constexpr int COUNT_BITS = 10, COUNT_MASK = (1 << COUNT_BITS) - 1;
 constexpr int32_t UNDERFLOW = 1, SATURATED = 1 << COUNT_BITS, LOST = 1 << (2 * COUNT_BITS);
 static_assert(ROW_BLOCKS * MOST_BLOCK / LANES <= COUNT_MASK);
 
-// Of a block x of float32 that became y. `top`: the largest value that its elements can have. CLEAN: all of x and y is
-// finite.
-template <bool CLEAN>
-QS_INLINE double compare(const float* x, const float* y, int block, float top, I32& counts, double* signal) {
-  F64 error[WIDE_SUMS] = {}, energy[WIDE_SUMS] = {};
-  for (int i = 0; i < block; i += LANES) {
-    F32 a = load<F32>(x + i), b = load<F32>(y + i);
-    if constexpr (!CLEAN) {
-      const I32 finite = (as<I32>(a) & ~SIGN) < EXPONENT, both = finite & ((as<I32>(b) & ~SIGN) < EXPONENT);
-      counts += finite & ~both & LOST;
-      if (signal) add_squares(energy, as<F32>(as<I32>(a) & finite), i);
-      a = as<F32>(as<I32>(a) & both);
-      b = as<F32>(as<I32>(b) & both);
-    } else if (signal) {
-      add_squares(energy, a, i);
-    }
-    counts += (b == F32{}) & (a != F32{}) ? all(UNDERFLOW) : I32{};
-    counts += as<F32>(as<I32>(a) & ~SIGN) > top ? all(SATURATED) : I32{};
-    add_squares(error, a - b, i);
-  }
-  if (signal) *signal = in_pairs(energy);
-  return in_pairs(error);
+// Marks for a vector a that became b; `top` is the largest value that its elements can have.
+QS_INLINE I32 marks(F32 a, F32 b, float top) {
+  return ((b == F32{}) & (a != F32{}) ? all(UNDERFLOW) : I32{}) +
+         (as<F32>(as<I32>(a) & ~SIGN) > top ? all(SATURATED) : I32{});
 }
 
-// A format's way with a tile of whole blocks, and the largest value of each block. It may lose amax.
+// A format's way with a tile of whole blocks of float32, or of bf16 where its values are bf16.
 template <class Scaling> struct BlockedTile {
-  BlockedTile(const Rule& rule) : q(rule), max(rule.max), saturates(rule.beyond == rule.max) {}
+  static constexpr bool GIVES_BF16 = std::is_same_v<Scaling, PowerOfTwo>;
 
-  void operator()(const float* x, float* y, int blocks, int32_t* amax, float* tops) const {
-    const float slack = std::is_same_v<Scaling, PowerOfTwo> ? 1.0f : 1.0f + ROUNDING_SLACK;
-    for (int b = 0; b < ROW_BLOCKS; b += LANES) put(tops + b, q.scaling(load<I32>(amax + b)).decode * max * slack);
-    rows<Fp32, true, false>(q, x, y, blocks, amax, nullptr);
+  explicit BlockedTile(const Rule& rule)
+      : narrow(rule), wide(rule), max(rule.max), block(rule.block), saturates(rule.beyond == rule.max) {}
+
+  // The largest value that each block can have.
+  void tops(const int32_t* amax, float* to) const {
+    const float slack = GIVES_BF16 ? 1.0f : 1.0f + ROUNDING_SLACK;
+    for (int b = 0; b < ROW_BLOCKS; b += LANES) put(to + b, wide.scaling(load<I32>(amax + b)).decode * max * slack);
   }
 
-  Quantizer<Fp32, Scaling> q;
+  // amax is lost.
+  void operator()(const uint16_t* x, uint16_t* y, int blocks, int16_t* amax) const {
+    rows<Bf16, true, false>(narrow, x, y, blocks, amax, nullptr);
+  }
+  void operator()(const float* x, float* y, int blocks, int32_t* amax) const {
+    rows<Fp32, true, false>(wide, x, y, blocks, amax, nullptr);
+  }
+
+  Quantizer<Bf16, Scaling> narrow;
+  Quantizer<Fp32, Scaling> wide;
   float max;
+  int block;
   bool saturates;
 };
 
 template <class Elements> struct FlatTile {
-  FlatTile(const Rule& rule)
+  static constexpr bool GIVES_BF16 = std::is_same_v<Elements, AwayElements>;
+
+  explicit FlatTile(const Rule& rule)
       : elements(rule, false), block(rule.block), saturates(rule.beyond == rule.max),
         top(rule.scale == PER_TENSOR ? rule.max * rule.decode * (1.0f + ROUNDING_SLACK) : rule.max) {}
 
-  void operator()(const float* x, float* y, int blocks, int32_t*, float* tops) const {
+  void tops(const int32_t*, float* to) const {
+    for (int b = 0; b < ROW_BLOCKS; b++) to[b] = top;
+  }
+  void operator()(const uint16_t* x, uint16_t* y, int blocks, int16_t*) const {
+    flat_tile<Bf16, false>(x, y, blocks * block, elements);
+  }
+  void operator()(const float* x, float* y, int blocks, int32_t*) const {
     flat_tile<Fp32, false>(x, y, blocks * block, elements);
-    for (int b = 0; b < ROW_BLOCKS; b++) tops[b] = top;
   }
 
   Elements elements;
@@ -119,65 +121,96 @@ template <class Elements> struct FlatTile {
   float top;
 };
 
-// A tile of `blocks` <= ROW_BLOCKS blocks of float32, and where its findings go.
-struct MeasuredTile {
-  const float* x;
-  int block, blocks;
-  const int* size;       // elements of each block; what is left of it is zeros
-  const int64_t* place;  // of each block's figures
-};
-
-// What one block is found to have suffered, with all there is to say of it.
-QS_INLINE void block_damage(const MeasuredTile& tile, const float* y, int b, float amax, float top,
-                            const BlockFigures& figures, DamageParts& damage) {
-  const float *from = tile.x + b * tile.block, *to = y + b * tile.block;
-  I32 counts{};
-  double signal = 0;
-  const double error = compare<false>(from, to, tile.block, top, counts, figures.amax ? &signal : nullptr);
-  const int all = total(counts), underflow = all & COUNT_MASK, saturated = all >> COUNT_BITS & COUNT_MASK;
-  const bool nan = to[tile.block - 1] != to[tile.block - 1];
-  const int lost = (all >> (2 * COUNT_BITS)) - (nan ? tile.block - tile.size[b] : 0);  // not the zeros that were added
-  damage.underflow += underflow;
-  damage.saturated += saturated;
-  damage.lost += lost;
-  damage.error.add(error);
-  if (!figures.amax) return;
-  const int64_t place = tile.place[b];
-  figures.amax[place] = amax;
-  figures.error[place] = error;
-  figures.signal[place] = signal;
-  figures.underflow[place] = static_cast<uint8_t>(underflow);
-  figures.saturated[place] = static_cast<uint8_t>(saturated);
-  figures.lost[place] = static_cast<uint8_t>(lost);
-}
-
-// The same for a tile of which only the sums are wanted, and where all is finite before and after.
-QS_INLINE void clean_damage(const MeasuredTile& tile, const float* y, const float* tops, DamageParts& damage) {
-  I32 counts{};
-  double errors[ROW_BLOCKS];
-  for (int b = 0; b < tile.blocks; b++)
-    errors[b] = compare<true>(tile.x + b * tile.block, y + b * tile.block, tile.block, tops[b], counts, nullptr);
-  damage.underflow += total(counts & COUNT_MASK);
-  damage.saturated += total(counts >> COUNT_BITS & COUNT_MASK);
-  for (int b = 0; b < tile.blocks; b++) damage.error.add(errors[b]);
-}
-
-template <class Quantise>
-void damage_of(const Quantise& quantise, const MeasuredTile& tile, const BlockFigures& figures, DamageParts& damage) {
-  alignas(64) float y[ROW_BLOCKS * MOST_BLOCK], tops[ROW_BLOCKS];
-  alignas(64) int32_t amax[ROW_BLOCKS], spent[ROW_BLOCKS];
-  largest_of_rows<Fp32>(tile.x, tile.blocks, tile.block, amax);
-  std::memcpy(spent, amax, sizeof amax);
-  quantise(tile.x, y, tile.blocks, spent, tops);
-
-  I32 unclean = all(figures.amax ? -1 : 0);
-  for (int b = 0; b < tile.blocks; b += LANES) {
-    const I32 a = load<I32>(amax + b);
+// The quick way, for whole blocks where all is finite before and after, if the figures of blocks are not wanted. False,
+// and nothing is done, where something is not finite or may not stay so.
+template <class D, class Quantise>
+bool clean_damage(const Quantise& quantise, const typename D::T* x, int blocks, DamageParts& damage) {
+  const int block = quantise.block;
+  alignas(64) typename D::T y[ROW_BLOCKS * MOST_BLOCK];
+  alignas(64) typename D::Lane amax[ROW_BLOCKS];
+  alignas(64) int32_t wide_amax[ROW_BLOCKS];
+  alignas(64) float tops[ROW_BLOCKS];
+  largest_of_rows<D>(x, blocks, block, amax);
+  for (int b = 0; b < ROW_BLOCKS; b++) wide_amax[b] = D::widened(amax[b]);
+  quantise.tops(wide_amax, tops);
+  I32 unclean{};
+  for (int b = 0; b < ROW_BLOCKS; b += LANES) {
+    const I32 a = load<I32>(wide_amax + b);
     unclean |= a >= EXPONENT;
     if (!quantise.saturates) unclean |= as<F32>(a) > load<F32>(tops + b);
   }
-  if (!any(unclean)) return clean_damage(tile, y, tops, damage);
-  for (int b = 0; b < tile.blocks; b++) block_damage(tile, y, b, as<float>(amax[b]), tops[b], figures, damage);
+  if (any(unclean)) return false;
+
+  quantise(x, y, blocks, amax);
+  I32 counts{};
+  double errors[ROW_BLOCKS];
+  for (int b = 0; b < blocks; b++) {
+    F64 sums[WIDE_SUMS] = {};
+    for (int i = b * block; i < (b + 1) * block; i += D::COUNT) {
+      const auto v = load<typename D::Bits>(x + i), w = load<typename D::Bits>(y + i);
+      F32 difference[D::FLOATS];
+      for (int which = 0; which < D::FLOATS; which++) {
+        const F32 a = D::part(v, which), c = D::part(w, which);
+        counts += marks(a, c, tops[b]);
+        difference[which] = a - c;
+      }
+      if constexpr (D::FLOATS == 2) interleaved(difference[0], difference[1], difference);
+      for (int part = 0; part < D::FLOATS; part++) add_squares(sums, difference[part], i + part * LANES);
+    }
+    errors[b] = in_pairs(sums);
+  }
+  damage.underflow += total(counts & COUNT_MASK);
+  damage.saturated += total(counts >> COUNT_BITS & COUNT_MASK);
+  for (int b = 0; b < blocks; b++) damage.error.add(errors[b]);
+  return true;
+}
+
+// A tile of `blocks` <= ROW_BLOCKS blocks of float32, and where the figures of each go.
+struct MeasuredTile {
+  const float* x;
+  int blocks;
+  const int* size;       // elements of each block; what is left of it is zeros
+  const int64_t* place;
+};
+
+// The thorough way: every block by itself, with all there is to say of it.
+template <class Quantise>
+void damage_of(const Quantise& quantise, const MeasuredTile& tile, const BlockFigures& figures, DamageParts& damage) {
+  const int block = quantise.block;
+  alignas(64) float y[ROW_BLOCKS * MOST_BLOCK], tops[ROW_BLOCKS];
+  alignas(64) int32_t amax[ROW_BLOCKS], spent[ROW_BLOCKS];
+  largest_of_rows<Fp32>(tile.x, tile.blocks, block, amax);
+  std::memcpy(spent, amax, sizeof amax);
+  quantise.tops(amax, tops);
+  quantise(tile.x, y, tile.blocks, spent);
+  for (int b = 0; b < tile.blocks; b++) {
+    const float *from = tile.x + b * block, *to = y + b * block;
+    F64 error[WIDE_SUMS] = {}, signal[WIDE_SUMS] = {};
+    I32 counts{};
+    for (int i = 0; i < block; i += LANES) {
+      const I32 v = load<I32>(from + i), w = load<I32>(to + i);
+      const I32 finite = (v & ~SIGN) < EXPONENT, both = finite & ((w & ~SIGN) < EXPONENT);
+      const F32 a = as<F32>(v & both), c = as<F32>(w & both);
+      counts += marks(a, c, tops[b]) + (finite & ~both & LOST);
+      add_squares(error, a - c, i);
+      add_squares(signal, as<F32>(v & finite), i);
+    }
+    const int all = total(counts), underflow = all & COUNT_MASK, saturated = all >> COUNT_BITS & COUNT_MASK;
+    const bool nan = to[block - 1] != to[block - 1];
+    const int lost = (all >> (2 * COUNT_BITS)) - (nan ? block - tile.size[b] : 0);  // not the zeros that were added
+    damage.underflow += underflow;
+    damage.saturated += saturated;
+    damage.lost += lost;
+    damage.error.add(in_pairs(error));
+    if (!figures.amax) continue;
+    const int64_t place = tile.place[b];
+    figures.amax[place] = as<float>(amax[b]);
+    figures.error[place] = in_pairs(error);
+    figures.signal[place] = in_pairs(signal);
+    figures.underflow[place] = static_cast<uint8_t>(underflow);
+    figures.saturated[place] = static_cast<uint8_t>(saturated);
+    figures.lost[place] = static_cast<uint8_t>(lost);
+  }
 }
 
 }  // namespace

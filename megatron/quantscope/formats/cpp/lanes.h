@@ -96,6 +96,26 @@ QS_INLINE void widened(F32 v, F64 (&halves)[2]) {
 #endif
 }
 
+// Even and odd elements of two vectors, in their order again.
+QS_INLINE void interleaved(F32 even, F32 odd, F32 (&natural)[2]) {
+#if defined(__AVX512F__)
+  const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  natural[0] = (F32)_mm512_permutex2var_ps((__m512)even, low, (__m512)odd);
+  natural[1] = (F32)_mm512_permutex2var_ps((__m512)even, _mm512_add_epi32(low, _mm512_set1_epi32(LANES / 2)), (__m512)odd);
+#elif defined(__AVX2__)
+  const __m256 low = _mm256_unpacklo_ps((__m256)even, (__m256)odd), high = _mm256_unpackhi_ps((__m256)even, (__m256)odd);
+  natural[0] = (F32)_mm256_permute2f128_ps(low, high, 0x20);
+  natural[1] = (F32)_mm256_permute2f128_ps(low, high, 0x31);
+#else
+  float both[2 * LANES];
+  for (int lane = 0; lane < LANES; lane++) {
+    both[2 * lane] = even[lane];
+    both[2 * lane + 1] = odd[lane];
+  }
+  std::memcpy(natural, both, sizeof both);
+#endif
+}
+
 QS_INLINE F32 all(float value) { return value - F32{}; }
 QS_INLINE I32 all(int32_t value) { return value - I32{}; }
 QS_INLINE I16 all(int16_t value) { return value - I16{}; }

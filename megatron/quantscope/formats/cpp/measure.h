@@ -10,6 +10,8 @@ constexpr int MEASURED_COLUMNS = 512;  // of a tile of blocks across memory
 constexpr int COUNTED_TILES = 4;       // of blocks along memory, that are counted at once
 constexpr int64_t COUNTED = 1 << 16;   // elements of a tile that is only counted
 
+template <class Counter> constexpr bool IS_BF16 = std::is_same_v<Counter, CountBf16>;
+
 template <class Counter> struct Findings {
   Counter counter;
   DamageParts damage;
@@ -51,16 +53,21 @@ void measure_along(const Call& call, const Rule& rule, const BlockFigures& figur
       const int count = static_cast<int>(end - first < ROW_BLOCKS ? end - first : ROW_BLOCKS);
       const int64_t offset = first * rule.block, left = call.length - offset;
       const int real = static_cast<int>(left < count * rule.block ? left : count * rule.block);
+      if constexpr (IS_BF16<Counter> && Tile::GIVES_BF16) {
+        const bool whole = real == count * rule.block && rule.block % Bf16::COUNT == 0;
+        if (whole && !figures.amax && clean_damage<Bf16>(quantise, x + row + offset, count, own.damage)) continue;
+      }
       alignas(64) float staged[ROW_BLOCKS * MOST_BLOCK];
       int64_t place[ROW_BLOCKS];
       int sizes[ROW_BLOCKS];
       STAGES[call.dtype].in(call.x, row + offset, staged, real);
       for (int i = real; i < count * rule.block; i++) staged[i] = 0;
+      if (!figures.amax && clean_damage<Fp32>(quantise, staged, count, own.damage)) continue;
       for (int b = 0; b < count; b++) {
         place[b] = row_place + first + b;
         sizes[b] = real - b * rule.block < rule.block ? real - b * rule.block : rule.block;
       }
-      damage_of(quantise, {staged, rule.block, count, sizes, place}, figures, own.damage);
+      damage_of(quantise, {staged, count, sizes, place}, figures, own.damage);
     }
   });
 }
@@ -87,11 +94,12 @@ void measure_across(const Call& call, const Rule& rule, const BlockFigures& figu
         STAGES[call.dtype].in(call.x, corner + r * call.inner + c, row, count);
         for (int b = 0; b < count; b++) staged[b * rule.block + r] = row[b];
       }
+      if (!figures.amax && clean_damage<Fp32>(quantise, staged, count, own.damage)) continue;
       for (int b = 0; b < count; b++) {
         place[b] = (outer * blocks + block) * call.inner + begin + c + b;
         sizes[b] = height;
       }
-      damage_of(quantise, {staged, rule.block, count, sizes, place}, figures, own.damage);
+      damage_of(quantise, {staged, count, sizes, place}, figures, own.damage);
     }
   });
 }

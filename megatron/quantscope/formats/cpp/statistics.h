@@ -92,7 +92,7 @@ template <class T, class V, int FRACTION_BITS, int BIAS_> class Counter {
   }
 
   // The first elements of x by vectors: how many; 0 where that can not be done.
-  int sweep(const T* x, int n) {
+  int sweep([[maybe_unused]] const T* x, [[maybe_unused]] int n) {
 #if defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
     if constexpr (std::is_same_v<V, I16> && FRACTION_BITS == 7) {
       n -= n % GROUP;
