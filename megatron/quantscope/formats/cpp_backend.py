@@ -25,6 +25,7 @@ from megatron.quantscope.formats.scales import tensor_amax, tensor_scale
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 """In the order of the kernels' own numbers for them."""
+_LARGEST_DTYPES = (torch.bfloat16, torch.float32)  # that qs_largest takes
 _BANDS = 4
 _BLOCK_UNIT, _LARGEST_BLOCK = 16, 64  # elements: whole vectors of float32, and what the staging buffers hold
 _FLOAT32_MANTISSA, _FLOAT32_EMIN, _FLOAT32_EMAX = 23, -126, 127
@@ -143,7 +144,7 @@ def rule_for(x: Tensor, job: Job) -> Rule:
     rule = Rule.from_buffer_copy(_rule_of_format(job.fmt, job.scale_rule, job.saturate))
     if job.fmt.has_tensor_scale:
         largest = job.fmt.max * (1 if job.fmt.block is None else E4M3.max)
-        scale = tensor_scale(tensor_amax(x, job.amax), largest)
+        scale = tensor_scale(_amax(x, job), largest)
         rule.encode, rule.decode = float(scale), float(1.0 / scale)
     return rule
 
@@ -156,7 +157,14 @@ def kernels() -> ctypes.CDLL:
     for name in ("qs_quantize", "qs_count", "qs_measure"):
         getattr(loaded, name).restype = None
     loaded.qs_quantize_both.restype = ctypes.c_bool
+    loaded.qs_largest.restype = ctypes.c_float
     return loaded
+
+
+def _amax(x: Tensor, job: Job) -> Tensor:
+    if job.amax is None and x.dtype in _LARGEST_DTYPES:
+        return torch.tensor(kernels().qs_largest(ctypes.byref(call_for(x, None))))
+    return tensor_amax(x, job.amax)
 
 
 def _blocks_axis(job: Job) -> int | None:

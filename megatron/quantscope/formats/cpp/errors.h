@@ -42,7 +42,8 @@ struct BlockFigures {
 
 QS_INLINE double in_pairs(const F64* sums) {
 #if defined(__AVX512F__)
-  const __m256d four = _mm256_add_pd(_mm512_castpd512_pd256((__m512d)sums[0]), _mm512_extractf64x4_pd((__m512d)sums[0], 1));
+  const __m256d four =
+      _mm256_add_pd(_mm512_castpd512_pd256((__m512d)sums[0]), _mm512_extractf64x4_pd((__m512d)sums[0], 1));
   const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
   return two[0] + two[1];
 #else
@@ -102,7 +103,9 @@ template <class Elements> struct FlatTile {
   static constexpr bool GIVES_BF16 = std::is_same_v<Elements, AwayElements>;
 
   explicit FlatTile(const Rule& rule)
-      : elements(rule, false), block(rule.block), saturates(rule.beyond == rule.max),
+      : elements(rule, false),
+        block(rule.block),
+        saturates(rule.beyond == rule.max),
         top(rule.scale == PER_TENSOR ? rule.max * rule.decode * (1.0f + ROUNDING_SLACK) : rule.max) {}
 
   void tops(const int32_t*, float* to) const {
@@ -169,7 +172,7 @@ bool clean_damage(const Quantise& quantise, const typename D::T* x, int blocks, 
 struct MeasuredTile {
   const float* x;
   int blocks;
-  const int* size;       // elements of each block; what is left of it is zeros
+  const int* size;  // elements of each block; what is left of it is zeros
   const int64_t* place;
 };
 

@@ -1,4 +1,4 @@
-// Sums without rounding: a long fixed-point number, from the smallest float64 upwards, in limbs of 32 bits whose carries
+// Sums without rounding: a long fixed-point number, from the smallest float64 upwards, in limbs of 32 bits. Carries
 // wait in the upper halves of 64. Additions in any order give the same number.
 #pragma once
 

@@ -8,11 +8,20 @@ extern "C" {
 // The largest vector that was compiled in, in bytes: 64 AVX-512, 32 AVX2, 16 neither.
 int qs_width() { return WIDTH; }
 
+// The largest magnitude of BF16 or FP32, NaN if there is a NaN.
+float qs_largest(const Call* call) {
+  return as<float>(call->dtype == BF16 ? largest_of<Bf16>(*call) : largest_of<Fp32>(*call));
+}
+
+// Into call->y, or into call->codes and call->stored.
 void qs_quantize(const Call* call, const Rule* rule) {
   switch (call->dtype) {
-    case BF16: return by_element<Bf16>(*call, *rule);
-    case FP32: return by_element<Fp32>(*call, *rule);
-    default: return by_rule<Fp32, false, false>(*call, *rule);
+    case BF16:
+      return by_element<Bf16>(*call, *rule);
+    case FP32:
+      return by_element<Fp32>(*call, *rule);
+    default:
+      return by_rule<Fp32, false, false>(*call, *rule);
   }
 }
 
@@ -20,27 +29,36 @@ void qs_quantize(const Call* call, const Rule* rule) {
 // is done, where it takes two calls: short blocks, formats that are not MX, other dtypes than bf16 and float32.
 bool qs_quantize_both(const Call* call, void* down, const Rule* rule) {
   switch (call->dtype) {
-    case BF16: return both_by_element<Bf16>(*call, down, *rule);
-    case FP32: return both_by_element<Fp32>(*call, down, *rule);
-    default: return false;
+    case BF16:
+      return both_by_element<Bf16>(*call, down, *rule);
+    case FP32:
+      return both_by_element<Fp32>(*call, down, *rule);
+    default:
+      return false;
   }
 }
 
 // Onto `totals`, whose min and max are to be Inf and -Inf at first. Not for FP64.
 void qs_count(const Call* call, Totals* totals) {
   switch (call->dtype) {
-    case BF16: return count<CountBf16>(*call, *totals);
-    case FP16: return count<CountFp16>(*call, *totals);
-    default: return count<CountFp32>(*call, *totals);
+    case BF16:
+      return count<CountBf16>(*call, *totals);
+    case FP16:
+      return count<CountFp16>(*call, *totals);
+    default:
+      return count<CountFp32>(*call, *totals);
   }
 }
 
 // The same, and what a format does to the tensor, in blocks of rule->block also where the format has none.
 void qs_measure(const Call* call, const Rule* rule, const BlockFigures* figures, Totals* totals, Damage* damage) {
   switch (call->dtype) {
-    case BF16: return measure_by_rule<CountBf16>(*call, *rule, *figures, *totals, *damage);
-    case FP16: return measure_by_rule<CountFp16>(*call, *rule, *figures, *totals, *damage);
-    default: return measure_by_rule<CountFp32>(*call, *rule, *figures, *totals, *damage);
+    case BF16:
+      return measure_by_rule<CountBf16>(*call, *rule, *figures, *totals, *damage);
+    case FP16:
+      return measure_by_rule<CountFp16>(*call, *rule, *figures, *totals, *damage);
+    default:
+      return measure_by_rule<CountFp32>(*call, *rule, *figures, *totals, *damage);
   }
 }
 

@@ -25,22 +25,20 @@ constexpr int WIDTH = 32;
 #else
 constexpr int WIDTH = 16;
 #endif
-constexpr int LANES = WIDTH / 4;         // 32-bit lanes
-constexpr int HALF_LANES = WIDTH / 2;    // 16-bit lanes
+constexpr int LANES = WIDTH / 4;       // 32-bit lanes
+constexpr int HALF_LANES = WIDTH / 2;  // 16-bit lanes
 
 typedef float F32 __attribute__((vector_size(WIDTH)));
 typedef int32_t I32 __attribute__((vector_size(WIDTH)));
 typedef double F64 __attribute__((vector_size(WIDTH)));
 typedef int16_t I16 __attribute__((vector_size(WIDTH)));
-typedef uint16_t U16 __attribute__((vector_size(WIDTH)));
 
-constexpr int FRACTION = 23;             // bits of a float32
+constexpr int FRACTION = 23;  // bits of a float32
 constexpr int BIAS = 127;
 constexpr int32_t SIGN = INT32_MIN;
-constexpr int32_t EXPONENT = 0x7f800000; // also the bits of Inf
+constexpr int32_t EXPONENT = 0x7f800000;  // also the bits of Inf
 constexpr int32_t QUIET_NAN = 0x7fc00000;
-constexpr int32_t UPPER = -65536;        // the odd bf16 of a pair
-constexpr int32_t BOTH_SIGNS = static_cast<int32_t>(0x80008000);
+constexpr int32_t UPPER = -65536;  // the odd bf16 of a pair
 
 template <class To, class From> QS_INLINE To as(From value) {
   static_assert(sizeof(To) == sizeof(From));
@@ -101,9 +99,11 @@ QS_INLINE void interleaved(F32 even, F32 odd, F32 (&natural)[2]) {
 #if defined(__AVX512F__)
   const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   natural[0] = (F32)_mm512_permutex2var_ps((__m512)even, low, (__m512)odd);
-  natural[1] = (F32)_mm512_permutex2var_ps((__m512)even, _mm512_add_epi32(low, _mm512_set1_epi32(LANES / 2)), (__m512)odd);
+  natural[1] =
+      (F32)_mm512_permutex2var_ps((__m512)even, _mm512_add_epi32(low, _mm512_set1_epi32(LANES / 2)), (__m512)odd);
 #elif defined(__AVX2__)
-  const __m256 low = _mm256_unpacklo_ps((__m256)even, (__m256)odd), high = _mm256_unpackhi_ps((__m256)even, (__m256)odd);
+  const __m256 low = _mm256_unpacklo_ps((__m256)even, (__m256)odd),
+               high = _mm256_unpackhi_ps((__m256)even, (__m256)odd);
   natural[0] = (F32)_mm256_permute2f128_ps(low, high, 0x20);
   natural[1] = (F32)_mm256_permute2f128_ps(low, high, 0x31);
 #else

@@ -1,10 +1,10 @@
 // Quantise and dequantise tiles: blocks along memory (`rows`), across it (`columns`), or no blocks at all (`flat`).
 //
-// A tile is small enough to stay in the first cache while it is read twice: for the largest magnitude of each block, and
-// for its elements. In between, the scales of all its blocks are computed a vector at a time.
+// A tile is small enough to stay in the first cache while it is read twice: for the largest magnitude of each block,
+// and for its elements. In between, the scales of all its blocks are computed a vector at a time.
 //
 // MX blocks have a short cut. Their scale is a power of two, so instead of bringing the elements to the element's grid
-// and back, the grid is moved to the elements (`MovedGrid`): no products, and for bf16 half of the work in 16-bit lanes.
+// and back, the grid is moved to the elements (`MovedGrid`): no products, and half of bf16's work is in 16-bit lanes.
 // It holds while the moved grid and the rounding constant are normal floats; a tile where they are not goes the long
 // way (`Scaled`), which always holds.
 #pragma once
@@ -24,7 +24,9 @@ template <class D> class MovedGrid {
  public:
   explicit MovedGrid(const Rule& rule)
       : allowed_(rule.beyond == rule.max && (rule.scale == E8M0_FLOOR || rule.scale == E8M0_RCEIL)),
-        emin_(static_cast<Lane>(rule.emin)), emax_(static_cast<Lane>(rule.emax)), max_(D::lane(as<int32_t>(rule.max))),
+        emin_(static_cast<Lane>(rule.emin)),
+        emax_(static_cast<Lane>(rule.emax)),
+        max_(D::lane(as<int32_t>(rule.max))),
         too_large_(D::lane((2 * BIAS - (FRACTION - rule.mantissa_bits)) << FRACTION)),
         raised_(D::lane((FRACTION - rule.mantissa_bits) << FRACTION)),
         full_(rule.scale == E8M0_RCEIL ? max_ & FRACTIONS : FRACTIONS) {}
@@ -34,12 +36,8 @@ template <class D> class MovedGrid {
   // From the largest magnitudes of blocks: the smallest normal value of their grids, and its max. Both are nonsense for
   // the blocks that `fails` tells.
   QS_INLINE Bits lowest(Bits amax) const { return (field(amax) + emin_) << D::FRACTION_BITS; }
-  QS_INLINE Bits max(Bits amax) const {
-    return ((field(amax) - static_cast<Lane>(BIAS)) << D::FRACTION_BITS) + max_;
-  }
-  QS_INLINE Bits fails(Bits amax) const {
-    return (field(amax) + emin_ < static_cast<Lane>(1)) | (amax >= too_large_);
-  }
+  QS_INLINE Bits max(Bits amax) const { return ((field(amax) - static_cast<Lane>(BIAS)) << D::FRACTION_BITS) + max_; }
+  QS_INLINE Bits fails(Bits amax) const { return (field(amax) + emin_ < static_cast<Lane>(1)) | (amax >= too_large_); }
 
   template <bool STREAM>
   QS_INLINE void operator()(const typename D::T* x, typename D::T* y, Bits lowest, Bits max) const {
@@ -51,9 +49,7 @@ template <class D> class MovedGrid {
   static constexpr Lane FRACTIONS = (1 << D::FRACTION_BITS) - 1;
 
   // Of the scale. rceil: one more where the fraction of amax is larger than that of max.
-  QS_INLINE Bits field(Bits amax) const {
-    return (amax >> D::FRACTION_BITS) - emax_ - ((amax & FRACTIONS) > full_);
-  }
+  QS_INLINE Bits field(Bits amax) const { return (amax >> D::FRACTION_BITS) - emax_ - ((amax & FRACTIONS) > full_); }
 
   bool allowed_;
   Lane emin_, emax_, max_, too_large_, raised_, full_;
@@ -100,7 +96,8 @@ template <class D, class Scaling> struct Quantizer {
 
 // The bits of the largest magnitude of each of `count` blocks, one after the other in memory; what is left of a tile is
 // filled with the first of them.
-template <class D> QS_INLINE void largest_of_rows(const typename D::T* x, int count, int block, typename D::Lane* amax) {
+template <class D>
+QS_INLINE void largest_of_rows(const typename D::T* x, int count, int block, typename D::Lane* amax) {
   for (int b = 0; b < count; b++) {
     typename D::Bits a = D::magnitudes(x + b * block);
     for (int i = D::COUNT; i < block; i += D::COUNT) a = larger(a, D::magnitudes(x + b * block + i));
@@ -147,9 +144,9 @@ void rows(const Quantizer<D, Scaling>& q, const typename D::T* x, typename D::T*
 }
 
 // A block down each of `width` columns; from one of its rows to the next it is `stride` elements.
-template <class D, bool EXACT, bool STREAM, class Scaling>
-void columns(const Quantizer<D, Scaling>& q, const typename D::T* x, typename D::T* y, long stride, int width,
-             uint8_t* stored) {
+template <class D, bool EXACT, bool STREAM, class Scaling> void columns(const Quantizer<D, Scaling>& q,
+                                                                        const typename D::T* x, typename D::T* y,
+                                                                        long stride, int width, uint8_t* stored) {
   using Bits = typename D::Bits;
   constexpr int MOST = COLUMN_BYTES / WIDTH;
   const int vectors = width / D::COUNT;

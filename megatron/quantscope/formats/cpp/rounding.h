@@ -1,7 +1,7 @@
 // Magnitudes rounded to the values of an element, without log2, exp2 or division; `rounding.py` says why this is exact.
 //
 //   half even   (a + c) - c with c = 2^(e + 23 - m): the adder drops what is worth less than 2^(e - m). e is held at
-//               emin and above, so that subnormals fall on their even grid, and at emax + 1, so that c can not overflow.
+//               emin and above, so that subnormals fall on their even grid, and at emax + 1, so that c is finite.
 //   half away   (bits + half) & keep: a carry out of the fraction runs into the exponent, as it should. half and keep
 //               follow from |e|. In 16-bit lanes the same integers do bf16 twice as fast.
 #pragma once
@@ -35,8 +35,8 @@ template <class V> class HalfAway {
   static constexpr int BITS = 8 * sizeof(Lane);
   static constexpr int KEPT_FRACTION = FRACTION - (32 - BITS);
   static constexpr int COUNT = WIDTH / static_cast<int>(sizeof(Lane));
-  static constexpr int BINADES = 32;             // of the tables by |e|; the last one stands for all beyond
-  static constexpr bool TABLES = WIDTH == 64;    // two look-ups beat the chain of comparisons
+  static constexpr int BINADES = 32;           // of the tables by |e|; the last one stands for all beyond
+  static constexpr bool TABLES = WIDTH == 64;  // two look-ups beat the chain of comparisons
 
   static constexpr Lane top(int32_t bits) { return static_cast<Lane>(bits >> (32 - BITS)); }
 
@@ -77,8 +77,10 @@ template <class V> class HalfAway {
 
  private:
   static QS_INLINE V look_up(const Lane* table, V row) {
-    if constexpr (COUNT == BINADES) return __builtin_shuffle(load<V>(table), row);
-    else return __builtin_shuffle(load<V>(table), load<V>(table + COUNT), row);
+    if constexpr (COUNT == BINADES)
+      return __builtin_shuffle(load<V>(table), row);
+    else
+      return __builtin_shuffle(load<V>(table), load<V>(table + COUNT), row);
   }
 
   Rule rule_;

@@ -1,4 +1,5 @@
-// The scales of blocks from the bits of their largest magnitudes, a vector of blocks at a time; `scales.py` has the rules.
+// The scales of blocks from the bits of their largest magnitudes, a vector of blocks at a time, by the rules of
+// `scales.py`.
 #pragma once
 
 #include "rounding.h"
@@ -32,7 +33,8 @@ class PowerOfTwo {
     const I32 f = field(amax), shifted = f << FRACTION;
     const I32 power = f == I32{} ? all(HALF_SMALLEST_NORMAL) : shifted;
     const auto bad = amax >= EXPONENT;
-    return {as<F32>((2 * BIAS << FRACTION) - shifted), as<F32>(bad ? all(QUIET_NAN) : power), bad ? all(NOT_A_NUMBER) : f};
+    return {as<F32>((2 * BIAS << FRACTION) - shifted), as<F32>(bad ? all(QUIET_NAN) : power),
+            bad ? all(NOT_A_NUMBER) : f};
   }
 
  private:
@@ -47,8 +49,12 @@ class E4M3InTensor {
   static constexpr int NOT_A_NUMBER = 127;  // as stored
 
   explicit E4M3InTensor(const Rule& rule)
-      : round_(rule.block_mantissa_bits, rule.block_emin, 8), element_max_(all(rule.max)), max_(all(rule.block_max)),
-        encode_(all(rule.encode)), decode_(all(rule.decode)), mantissa_bits_(rule.block_mantissa_bits),
+      : round_(rule.block_mantissa_bits, rule.block_emin, 8),
+        element_max_(all(rule.max)),
+        max_(all(rule.block_max)),
+        encode_(all(rule.encode)),
+        decode_(all(rule.decode)),
+        mantissa_bits_(rule.block_mantissa_bits),
         emin_(rule.block_emin) {}
 
   QS_INLINE BlockScale operator()(I32 amax) const {

@@ -1,8 +1,8 @@
 // Elements of any dtype to float32 and back, for what the tiles do not take as it is: fp16 and float64, a short last
 // block, columns that do not fill a vector, and the codes of elements.
 //
-// All conversions round to nearest, ties to even, but for float64 -> float32, which rounds to odd: it truncates, and sets
-// the last bit if anything was lost. That keeps the one rounding to the element right (`torch_backend.py`).
+// All conversions round to nearest, ties to even, but for float64 -> float32, which rounds to odd: it truncates, and
+// sets the last bit if anything was lost. That keeps the one rounding to the element right (`torch_backend.py`).
 #pragma once
 
 #include "rounding.h"
@@ -53,9 +53,15 @@ inline void narrow(int32_t bits, uint16_t* to, std::integral_constant<Dtype, FP1
 inline void narrow(int32_t bits, float* to, std::integral_constant<Dtype, FP32>) { *to = as<float>(bits); }
 inline void narrow(int32_t bits, double* to, std::integral_constant<Dtype, FP64>) { *to = as<float>(bits); }
 
-template <Dtype DTYPE> struct Stored { using T = uint16_t; };
-template <> struct Stored<FP32> { using T = float; };
-template <> struct Stored<FP64> { using T = double; };
+template <Dtype DTYPE> struct Stored {
+  using T = uint16_t;
+};
+template <> struct Stored<FP32> {
+  using T = float;
+};
+template <> struct Stored<FP64> {
+  using T = double;
+};
 
 // `count` elements `step` apart.
 template <Dtype DTYPE> void stage_in(const void* from, long offset, float* to, int count) {

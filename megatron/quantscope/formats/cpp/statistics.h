@@ -1,5 +1,5 @@
-// What a tensor holds, counted exactly. For each sign and exponent: how many elements, the sum of their fractions m, and
-// the sum of m^2. These are whole numbers, so sum and sum of squares follow without rounding, in any order.
+// What a tensor holds, counted exactly. For each sign and exponent: how many elements, the sum of their fractions m,
+// and the sum of m^2. These are whole numbers, so sum and sum of squares follow without rounding, in any order.
 //
 // One addition an element does all three where the fraction is short: they are packed into 64 bits, [m^2 | m | 1], and
 // unpacked before any of them can run over. Equal neighbours would wait for each other's addition, so neighbours go to
@@ -16,7 +16,7 @@ constexpr int EXPONENTS = 277;        // up to 127
 constexpr int COPIES = 8;             // of the tables
 constexpr int PADDING = 40;           // keeps their rows off equal places in a page, which the machine takes for one
 
-// The result, as Python sees it. `bins.py` has the same structure.
+// The result, as Python sees it. `cpp_measure.Totals` is the same structure.
 struct Totals {
   int64_t zero, nan, inf;
   int64_t exponents[EXPONENTS];  // finite elements but zeros, from LEAST_EXPONENT
@@ -126,8 +126,10 @@ template <class T, class V, int FRACTION_BITS, int BIAS_> class Counter {
   // A finite element whose extremes are known.
   void add_one(T x) {
     const uint32_t a = x & static_cast<uint32_t>(MAGNITUDE);
-    if (!a) totals_.zero++;
-    else tally_one(x, next_copy_++ % COPIES);
+    if (!a)
+      totals_.zero++;
+    else
+      tally_one(x, next_copy_++ % COPIES);
     if (a && a < static_cast<uint32_t>(ONE)) count(31 - __builtin_clz(a) + 1 - BIAS_ - FRACTION_BITS, 1);
   }
 

@@ -12,10 +12,10 @@
 
 namespace {
 
-constexpr int WINDOW = 16;                     // binades
-constexpr int FOLD = 4;                        // levels of adders
+constexpr int WINDOW = 16;                       // binades
+constexpr int FOLD = 4;                          // levels of adders
 constexpr int GROUP = (1 << FOLD) * HALF_LANES;  // elements that they take at a time
-constexpr int MOST_SWEPT = 4096;               // elements whose squares add up below 2^53
+constexpr int MOST_SWEPT = 4096;                 // elements whose squares add up below 2^53
 
 typedef int64_t I64 __attribute__((vector_size(WIDTH)));
 
@@ -57,7 +57,7 @@ class Sweep {
       const __m512i a = take<LEVEL - 1>(state, next), b = take<LEVEL - 1>(state, next);
       const __m512i c = state.levels[LEVEL - 1];
       state.levels[LEVEL - 1] = _mm512_ternarylogic_epi64(a, b, c, 0x96);  // a ^ b ^ c
-      return _mm512_ternarylogic_epi64(a, b, c, 0xe8);                // at least two of them
+      return _mm512_ternarylogic_epi64(a, b, c, 0xe8);                     // at least two of them
     }
   }
 
@@ -85,7 +85,8 @@ class Sweep {
 
   void tally(__m512i bits, int weight) {
     for (int r = 0; r < WINDOW; r++)
-      counts_[r] += weight * __builtin_popcount(_mm512_test_epi16_mask(bits, _mm512_set1_epi16(static_cast<short>(1 << r))));
+      counts_[r] +=
+          weight * __builtin_popcount(_mm512_test_epi16_mask(bits, _mm512_set1_epi16(static_cast<short>(1 << r))));
   }
 
   // Sums in units of 2^-exponent.

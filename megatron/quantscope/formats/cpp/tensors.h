@@ -6,20 +6,20 @@
 
 namespace {
 
-constexpr int MOST_BLOCK = 64;                                  // elements of a block that staging has room for
+constexpr int MOST_BLOCK = 64;  // elements of a block that staging has room for
 constexpr int STAGED_COLUMNS = COLUMN_BYTES / sizeof(float);
-constexpr int FLAT_TILE = 4096;                                 // elements
+constexpr int FLAT_TILE = 4096;  // elements
 
 // The arguments of a call, as Python gives them: x as [outer, length, inner], blocks along length.
 struct Call {
   const void* x;
-  void* y;              // like x; null if codes are wanted
-  uint8_t* codes;       // like x, or null
-  uint8_t* stored;      // [outer, blocks, inner]: bytes of the scales that go with the codes, or null
-  const uint8_t* table; // [65536]: code by the bf16 bits of an element's value
+  void* y;               // like x; null if codes are wanted
+  uint8_t* codes;        // like x, or null
+  uint8_t* stored;       // [outer, blocks, inner]: bytes of the scales that go with the codes, or null
+  const uint8_t* table;  // [65536]: code by the bf16 bits of an element's value
   int64_t outer, length, inner;
   int32_t dtype, threads;
-  int32_t stream;       // whether y is so large that it should bypass the cache
+  int32_t stream;  // whether y is so large that it should bypass the cache
 };
 
 template <class F> void spread(int64_t tiles, int threads, const F& f) {
@@ -34,7 +34,8 @@ template <class F> void spread(int64_t tiles, int threads, const F& f) {
 // A tile that has been staged and quantised, to where the call wants it. `stored`: the scale of each element's block.
 inline void deliver(const Call& call, const float* from, int64_t offset, int count) {
   if (!call.codes) return STAGES[call.dtype].out(from, call.y, offset, count);
-  for (int i = 0; i < count; i++) call.codes[offset + i] = call.table[static_cast<uint32_t>(as<int32_t>(from[i])) >> 16];
+  for (int i = 0; i < count; i++)
+    call.codes[offset + i] = call.table[static_cast<uint32_t>(as<int32_t>(from[i])) >> 16];
 }
 
 template <class Scaling>
@@ -54,13 +55,13 @@ void staged_rows(const Quantizer<Fp32, Scaling>& q, const Call& call, int64_t of
   }
 }
 
-template <class Scaling>
-void staged_columns(const Quantizer<Fp32, Scaling>& q, const Call& call, int64_t offset, int height, int width,
-                    int64_t scale_offset) {
+template <class Scaling> void staged_columns(const Quantizer<Fp32, Scaling>& q, const Call& call, int64_t offset,
+                                             int height, int width, int64_t scale_offset) {
   alignas(64) float tile[MOST_BLOCK * STAGED_COLUMNS];
   alignas(64) uint8_t stored[STAGED_COLUMNS];
   std::memset(tile, 0, sizeof(float) * q.block * STAGED_COLUMNS);
-  for (int r = 0; r < height; r++) STAGES[call.dtype].in(call.x, offset + r * call.inner, tile + r * STAGED_COLUMNS, width);
+  for (int r = 0; r < height; r++)
+    STAGES[call.dtype].in(call.x, offset + r * call.inner, tile + r * STAGED_COLUMNS, width);
   const int padded = (width + LANES - 1) / LANES * LANES;
   columns<Fp32, true, false>(q, tile, tile, STAGED_COLUMNS, padded, call.codes ? stored : nullptr);
   for (int r = 0; r < height; r++) {
@@ -70,6 +71,28 @@ void staged_columns(const Quantizer<Fp32, Scaling>& q, const Call& call, int64_t
       if (stored[c] == q.scaling.NOT_A_NUMBER) call.codes[row + c] = 0;
   }
   if (call.codes) std::memcpy(call.stored + scale_offset, stored, width);
+}
+
+// The bits of the largest magnitude of n elements, as those of a float32; of a NaN, if there is one.
+template <class D> int32_t largest_of(const Call& call) {
+  const auto* x = static_cast<const typename D::T*>(call.x);
+  const int64_t n = call.outer * call.length * call.inner, tiles = (n + FLAT_TILE - 1) / FLAT_TILE;
+  int32_t result = 0;
+#pragma omp parallel for schedule(static) reduction(max : result) num_threads(call.threads) if (call.threads > 1)
+  for (int64_t tile = 0; tile < tiles; tile++) {
+    const int64_t end = (tile + 1) * FLAT_TILE < n ? (tile + 1) * FLAT_TILE : n;
+    int64_t i = tile * FLAT_TILE;
+    typename D::Bits most{};
+    for (; i + D::COUNT <= end; i += D::COUNT) most = larger(most, D::magnitudes(x + i));
+    int32_t own = D::widened(largest_magnitude(most));
+    for (; i < end; i++) {
+      float element;
+      STAGES[call.dtype].in(x, i, &element, 1);
+      own = own > (as<int32_t>(element) & ~SIGN) ? own : as<int32_t>(element) & ~SIGN;
+    }
+    result = result > own ? result : own;
+  }
+  return result;
 }
 
 // Blocks along memory.
@@ -86,7 +109,9 @@ template <class D, bool FAST, bool EXACT, bool STREAM, class Scaling> void along
     if constexpr (FAST) {
       const int full = count / rule.block;
       using T = typename D::T;
-      if (full) rows<D, EXACT, STREAM>(q, static_cast<const T*>(call.x) + offset, static_cast<T*>(call.y) + offset, full, nullptr);
+      if (full)
+        rows<D, EXACT, STREAM>(q, static_cast<const T*>(call.x) + offset, static_cast<T*>(call.y) + offset, full,
+                               nullptr);
       offset += full * rule.block;
       scale_offset += full;
       count -= full * rule.block;
@@ -111,19 +136,24 @@ template <class D, bool FAST, bool EXACT, bool STREAM, class Scaling> void acros
     if (FAST && height == rule.block) {
       const int full = width / D::COUNT * D::COUNT;
       using T = typename D::T;
-      if (full) columns<D, EXACT, STREAM>(q, static_cast<const T*>(call.x) + row + column, static_cast<T*>(call.y) + row + column, call.inner, full, nullptr);
+      if (full)
+        columns<D, EXACT, STREAM>(q, static_cast<const T*>(call.x) + row + column,
+                                  static_cast<T*>(call.y) + row + column, call.inner, full, nullptr);
       column += full;
       width -= full;
     }
     for (; width > 0; column += STAGED_COLUMNS, width -= STAGED_COLUMNS)
-      staged_columns(wide, call, row + column, height, width < STAGED_COLUMNS ? width : STAGED_COLUMNS, scale_row + column);
+      staged_columns(wide, call, row + column, height, width < STAGED_COLUMNS ? width : STAGED_COLUMNS,
+                     scale_row + column);
   });
 }
 
 template <class D, bool FAST, bool STREAM, class Scaling> void blocked(const Call& call, const Rule& rule) {
   constexpr bool EXACT = std::is_same_v<Scaling, PowerOfTwo>;  // a bf16 times powers of two, with fewer digits
-  if (call.inner == 1) along<D, FAST, EXACT, STREAM, Scaling>(call, rule);
-  else across<D, FAST, EXACT, STREAM, Scaling>(call, rule);
+  if (call.inner == 1)
+    along<D, FAST, EXACT, STREAM, Scaling>(call, rule);
+  else
+    across<D, FAST, EXACT, STREAM, Scaling>(call, rule);
 }
 
 // Both for a matrix whose sides are whole blocks: a tile comes from memory once. call.y gets the blocks along memory.
@@ -139,12 +169,14 @@ template <class D, bool STREAM, class Scaling> void both(const Call& call, void*
     const T* x = static_cast<const T*>(call.x) + corner;
     columns<D, EXACT, STREAM>(q, x, static_cast<T*>(down) + corner, call.inner, width, nullptr);
     for (int r = 0; r < rule.block; r++)
-      rows<D, EXACT, STREAM>(q, x + r * call.inner, static_cast<T*>(call.y) + corner + r * call.inner, width / rule.block, nullptr);
+      rows<D, EXACT, STREAM>(q, x + r * call.inner, static_cast<T*>(call.y) + corner + r * call.inner,
+                             width / rule.block, nullptr);
   });
 }
 
 // Elements without blocks.
-template <class D, bool STREAM, class F> void flat_tile(const typename D::T* x, typename D::T* y, int count, const F& f) {
+template <class D, bool STREAM, class F>
+void flat_tile(const typename D::T* x, typename D::T* y, int count, const F& f) {
   for (int i = 0; i < count; i += D::COUNT) f.template operator()<D, STREAM>(x + i, y + i);
 }
 
@@ -183,8 +215,10 @@ struct AwayElements {
   explicit AwayElements(const Rule& rule, bool) : bits16_(rule), bits32_(rule) {}
   template <class D, bool STREAM> QS_INLINE void operator()(const typename D::T* x, typename D::T* y) const {
     using Bits = typename D::Bits;
-    if constexpr (sizeof(typename D::T) == 2) store<STREAM>(y, bits16_(load<Bits>(x)));
-    else store<STREAM>(y, bits32_(load<Bits>(x)));
+    if constexpr (sizeof(typename D::T) == 2)
+      store<STREAM>(y, bits16_(load<Bits>(x)));
+    else
+      store<STREAM>(y, bits32_(load<Bits>(x)));
   }
 
  private:
@@ -216,8 +250,10 @@ template <class D, bool FAST, bool STREAM, class Elements> void flat(const Call&
 template <class D, bool FAST, bool STREAM> void by_rule(const Call& call, const Rule& rule) {
   switch (rule.scale) {
     case E8M0_FLOOR:
-    case E8M0_RCEIL: return blocked<D, FAST, STREAM, PowerOfTwo>(call, rule);
-    case E4M3_IN_TENSOR: return blocked<D, FAST, STREAM, E4M3InTensor>(call, rule);
+    case E8M0_RCEIL:
+      return blocked<D, FAST, STREAM, PowerOfTwo>(call, rule);
+    case E4M3_IN_TENSOR:
+      return blocked<D, FAST, STREAM, E4M3InTensor>(call, rule);
     default:
       if (rule.half_away) return flat<D, FAST, STREAM, AwayElements>(call, rule);
       if (rule.emin == 1 - BIAS) return flat<D, FAST, STREAM, ShortElements>(call, rule);
@@ -232,16 +268,21 @@ template <class D> bool can_stream(const Call& call, const Rule& rule, const voi
 }
 
 template <class D> void by_element(const Call& call, const Rule& rule) {
-  if (call.codes || rule.block % D::COUNT) by_rule<D, false, false>(call, rule);
-  else if (can_stream<D>(call, rule, call.y)) by_rule<D, true, true>(call, rule);
-  else by_rule<D, true, false>(call, rule);
+  if (call.codes || rule.block % D::COUNT)
+    by_rule<D, false, false>(call, rule);
+  else if (can_stream<D>(call, rule, call.y))
+    by_rule<D, true, true>(call, rule);
+  else
+    by_rule<D, true, false>(call, rule);
 }
 
 template <class D> bool both_by_element(const Call& call, void* down, const Rule& rule) {
   const bool is_mx = rule.scale == E8M0_FLOOR || rule.scale == E8M0_RCEIL;
   if (!is_mx || rule.block % D::COUNT || call.length % rule.block || call.inner % rule.block) return false;
-  if (can_stream<D>(call, rule, call.y) && can_stream<D>(call, rule, down)) both<D, true, PowerOfTwo>(call, down, rule);
-  else both<D, false, PowerOfTwo>(call, down, rule);
+  if (can_stream<D>(call, rule, call.y) && can_stream<D>(call, rule, down))
+    both<D, true, PowerOfTwo>(call, down, rule);
+  else
+    both<D, false, PowerOfTwo>(call, down, rule);
   return true;
 }
 
