@@ -18,6 +18,7 @@ from megatron.core.probe import Probe
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.quantscope.capture import CaptureSession
+from megatron.quantscope.formats.backends import prepare
 from megatron.quantscope.gemm import QuantConfig
 
 PARTIAL = "partial"  # one rank's summand, before the reduction over the tensor-parallel group
@@ -113,6 +114,8 @@ def instrument(
         if quant is not None or site is not None:
             target.module.attach_probe(Probe(quant, site))
             attached += 1
+    if attached:
+        prepare()
     return attached
 
 

@@ -48,6 +48,11 @@ class Backend:
         return import_module(f"megatron.quantscope.formats.{self.module}")
 
 
+def prepare() -> None:
+    """Compile what is compiled on first use now: before the first step of a run rather than within it."""
+    BACKENDS["cpp"].lacks()
+
+
 def backend_for(x: Tensor, job: Job, name: str = AUTO) -> ModuleType:
     """The module of the backend of a name, or of the first that can run the job.
 
