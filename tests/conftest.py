@@ -12,7 +12,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """Answer CUDA requests with the CPU, and have Triton interpret its kernels, before any module imports megatron.core.
+    """Answer CUDA requests with the CPU, and let Triton interpret its kernels, before a module imports megatron.core.
 
     The order matters: megatron.core imports Triton, which reads its variable once.
     """

@@ -3,7 +3,8 @@
     cpp        C++ on the CPU: the one that trains. Needs a compiler, once.
     triton     Triton on CUDA: the one that trains there. On a CPU only in Triton's interpreter, for tests.
     torch      eager torch on any device: where neither of these is. 10 to 20 times slower than a copy.
-    reference  slow and plain, to be checked by eye, and what the others are held against, bit by bit.
+    reference  slow and plain, to be checked by eye: what the others are held against, bit by bit, and what runs a
+               record of one's own that is too strange for them.
 
 `auto` is the first of these that can. No caller knows which one ran, but for the time it took.
 """
@@ -93,6 +94,12 @@ def _triton_lacks() -> str | None:
     return None if find_spec("triton") is not None else "the package triton is not installed"
 
 
+def _torch_takes(x: Tensor, job: Job) -> bool:
+    from megatron.quantscope.formats.torch_backend import can_run
+
+    return can_run(job.fmt)
+
+
 def _always(x: Tensor, job: Job) -> bool:
     return True
 
@@ -109,7 +116,7 @@ BACKENDS: dict[str, Backend] = {
         lacks=_triton_lacks,
         needs="CUDA tensors of bf16, fp16 or fp32 (on a CPU, TRITON_INTERPRET=1)",
     ),
-    "torch": Backend(module="torch_backend", takes=_always, lacks=_nothing, needs="anything"),
+    "torch": Backend(module="torch_backend", takes=_torch_takes, lacks=_nothing, needs="a built-in format"),
     "reference": Backend(module="reference", takes=_always, lacks=_nothing, needs="anything"),
 }
-_ON_CPU, _ON_DEVICE = ("cpp", "torch"), ("triton", "torch")
+_ON_CPU, _ON_DEVICE = ("cpp", "torch", "reference"), ("triton", "torch", "reference")

@@ -23,13 +23,17 @@ from __future__ import annotations
 import math
 from functools import cache
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from megatron.quantscope.formats.records import Format
 
-BYTE = 8
+BYTE, NIBBLE = 8, 4
 _PATTERNS = 1 << 16  # of bf16
+_BF16_MAGNITUDE, _BF16_INF = 0x7FFF, 0x7F80
+_FLOAT32_TO_BF16 = 16  # bits that are dropped
 _DOT_FIELDS = ((0b11, 2, 4), (0b10, 2, 3), (0b01, 2, 2), (0b001, 3, 1), (0b0001, 4, 0))
 """(prefix, its bits, bits of the exponent with its sign)."""
 _DENORMAL_BIAS = 23
@@ -41,33 +45,43 @@ def has_codes(fmt: Format) -> bool:
     return fmt.bits <= BYTE
 
 
-@cache
 def decode_table(fmt: Format) -> Tensor:
     """The value of each code: float32 [2**bits]."""
+    return torch.from_numpy(_decode_array(fmt))
+
+
+def encode_table(fmt: Format) -> Tensor:
+    """The code of each value, by the bits of the value as bf16: uint8 [65536].
+
+    NaN has one code a sign (of HiFloat8: one), 0 in elements without NaN. Patterns that are no value have 0.
+    """
+    return torch.from_numpy(_encode_array(fmt))
+
+
+# The arrays are kept, not tensors: one that was made while a graph is traced would be a fake for ever.
+@cache
+def _decode_array(fmt: Format) -> npt.NDArray[np.float32]:
     value = _tapered_value if fmt.is_tapered else _plain_value
     negative = 1 << (fmt.bits - 1)
     magnitudes = [value(code, fmt) for code in range(negative)]
     negated = [-magnitude for magnitude in magnitudes]
     if not fmt.has_negative_zero:
         negated[0] = math.nan  # the pattern is free
-    return torch.tensor([*magnitudes, *negated], dtype=torch.float32)
+    return np.array([*magnitudes, *negated], dtype=np.float32)
 
 
 @cache
-def encode_table(fmt: Format) -> Tensor:
-    """The code of each value, by the bits of the value as bf16: uint8 [65536].
-
-    NaN has one code a sign (of HiFloat8: one), 0 in elements without NaN. Patterns that are no value have 0.
-    """
-    values = decode_table(fmt)
-    table = torch.zeros(_PATTERNS, dtype=torch.uint8)
-    patterns = torch.arange(_PATTERNS, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+def _encode_array(fmt: Format) -> npt.NDArray[np.uint8]:
+    patterns = np.arange(_PATTERNS)
+    is_nan, is_negative = (patterns & _BF16_MAGNITUDE) > _BF16_INF, patterns > _BF16_MAGNITUDE
+    table = np.zeros(_PATTERNS, dtype=np.uint8)
     if fmt.has_nan:
-        table[patterns.isnan()] = nan_code(fmt)
+        table[is_nan] = nan_code(fmt)
         if fmt.has_negative_zero:
-            table[patterns.isnan() & patterns.signbit()] = nan_code(fmt) | 1 << (fmt.bits - 1)
-    codes = torch.nonzero(~values.isnan()).flatten()
-    table[(values[codes].bfloat16().view(torch.int16).long()) % _PATTERNS] = codes.to(torch.uint8)
+            table[is_nan & is_negative] = nan_code(fmt) | 1 << (fmt.bits - 1)
+    values = _decode_array(fmt)
+    codes = np.flatnonzero(~np.isnan(values))
+    table[values[codes].view(np.uint32) >> _FLOAT32_TO_BF16] = codes
     return table
 
 

@@ -29,6 +29,7 @@ _LARGEST_DTYPES = (torch.bfloat16, torch.float32)  # that qs_largest takes
 _BANDS = 4
 _BLOCK_UNIT, _LARGEST_BLOCK = 16, 64  # elements: whole vectors of float32, and what the staging buffers hold
 _FLOAT32_MANTISSA, _FLOAT32_EMIN, _FLOAT32_EMAX = 23, -126, 127
+_BF16_MANTISSA = 7
 _LARGEST_DISTANCE = 30  # |exponent| that the tables of a tapered format reach
 _ELEMENTS_A_THREAD = 1 << 16  # less is not worth waking one up
 _STREAM_BYTES = 8 << 20  # a result that would only push everything else out of the cache
@@ -88,7 +89,8 @@ def can_run(fmt: Format) -> bool:
     """Whether the kernels have what the record asks for; all of `FORMATS` they have."""
     if fmt.is_tapered:
         drops_fit = len(fmt.bands) <= _BANDS and fmt.bands[-1].limit < _LARGEST_DISTANCE
-        return drops_fit and fmt.scale is None and fmt.rounding == "half_away"
+        rounds = fmt.rounding == "half_away" and fmt.mantissa_bits < _BF16_MANTISSA
+        return drops_fit and rounds and fmt.scale is None
     block_fits = fmt.block is None or (fmt.block % _BLOCK_UNIT == 0 and fmt.block <= _LARGEST_BLOCK)
     is_short_float32 = fmt.scale is None and fmt.emin == _FLOAT32_EMIN
     constant_fits = fmt.emin >= _FLOAT32_EMIN and fmt.emax + 1 + _FLOAT32_MANTISSA - fmt.mantissa_bits <= _FLOAT32_EMAX

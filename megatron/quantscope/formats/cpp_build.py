@@ -14,17 +14,20 @@ A machine without a compiler goes on with the torch backend, after one warning.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import fcntl
 import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -43,6 +46,7 @@ ARCHITECTURES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fwrapv", "-ffp-contract=off", "-Wno-psabi")
 _THREADS = "-fopenmp"
 _BUILD_TIMEOUT_S = 300
+_UNFINISHED = ".tmp"
 _KEY_LENGTH = 20  # characters of a SHA-256
 
 
@@ -54,10 +58,26 @@ class BuildError(Exception):
 def library(architecture: str = "native") -> ctypes.CDLL | None:
     """The kernels for an architecture, built if need be; None, after one warning, where that can not be done."""
     try:
-        return ctypes.CDLL(str(_built(architecture)))
+        return _loaded(architecture)
     except (BuildError, OSError) as error:
         logger.warning("no C++ kernels, formats run on the slower torch backend: %s", error)
         return None
+
+
+def _loaded(architecture: str) -> ctypes.CDLL:
+    """The library, built anew if the file there is is none.
+
+    Raises:
+        BuildError: There is no compiler, or it failed.
+        OSError: No directory can be written, or what was built can not be loaded.
+    """
+    path = _built(architecture)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        logger.warning("%s is damaged and built again: %s", path, error)
+        path.unlink()
+        return ctypes.CDLL(str(_built(architecture)))
 
 
 def _built(architecture: str) -> Path:
@@ -67,26 +87,31 @@ def _built(architecture: str) -> Path:
         BuildError: There is no compiler, or it failed.
         OSError: No directory can be written.
     """
-    command = [_compiler(), *_FLAGS, *ARCHITECTURES[architecture]]
+    command = [*_compiler(), *_FLAGS, *ARCHITECTURES[architecture]]
+    name = f"{architecture}-{_key(command)}.so"
+    target = _cache_directory() / name
+    if target.exists():
+        return target
     directory = _writable_directory()
-    target = directory / f"{architecture}-{_key(command)}.so"
+    target = directory / name
     if not target.exists():
         with _locked(directory):
             if not target.exists():
+                _remove_unfinished(directory)
                 _build(command, target)
     return target
 
 
-def _compiler() -> str:
-    """$CXX, or the first of the usual names.
+def _compiler() -> list[str]:
+    """$CXX, which may have arguments, or the first of the usual names.
 
     Raises:
         BuildError: There is none.
     """
     wanted = os.environ.get("CXX")
-    for name in (wanted,) if wanted else COMPILERS:
-        if path := shutil.which(name):
-            return path
+    for words in (shlex.split(wanted),) if wanted else ([name] for name in COMPILERS):
+        if path := shutil.which(words[0]):
+            return [path, *words[1:]]
     raise BuildError(f"no C++ compiler found: looked for {wanted or ', '.join(COMPILERS)}; set CXX")
 
 
@@ -95,7 +120,8 @@ def _key(command: list[str]) -> str:
     digest = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    version = subprocess.run([command[0], "--version"], capture_output=True, check=False).stdout
+    compiler = command[: command.index(_FLAGS[0])]
+    version = subprocess.run([*compiler, "--version"], capture_output=True, check=False).stdout
     digest.update(b"\0".join([*(word.encode() for word in command), version, _processor().encode()]))
     return digest.hexdigest()[:_KEY_LENGTH]
 
@@ -108,9 +134,13 @@ def _processor() -> str:
     return "\n".join([platform.machine(), *sorted(telling)])
 
 
+def _cache_directory() -> Path:
+    return cache_dir() / "kernels"
+
+
 def _writable_directory() -> Path:
     """The cache's folder for kernels, or a private temporary one where the cache is read-only."""
-    directory = cache_dir() / "kernels"
+    directory = _cache_directory()
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if os.access(directory, os.W_OK):
@@ -122,7 +152,9 @@ def _writable_directory() -> Path:
 
 @cache
 def _temporary_directory() -> Path:
-    return Path(tempfile.mkdtemp(prefix="quantscope-kernels-"))
+    directory = tempfile.mkdtemp(prefix="quantscope-kernels-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return Path(directory)
 
 
 @contextmanager
@@ -136,6 +168,14 @@ def _locked(directory: Path) -> Iterator[None]:
         yield
 
 
+def _remove_unfinished(directory: Path) -> None:
+    """Remove what killed builds have left behind; the lock is held, and without locks age tells."""
+    for file in directory.glob(f"*{_UNFINISHED}"):
+        with suppress(FileNotFoundError):
+            if time.time() - file.stat().st_mtime > _BUILD_TIMEOUT_S:
+                file.unlink()
+
+
 def _build(command: list[str], target: Path) -> None:
     """Compile, with threads if the compiler has them, and move the result to its name.
 
@@ -143,7 +183,7 @@ def _build(command: list[str], target: Path) -> None:
         BuildError: The compiler failed; nothing is left behind.
     """
     logger.info("compiling the C++ kernels into %s", target)
-    unfinished = target.with_suffix(f".{os.getpid()}.tmp")
+    unfinished = target.with_suffix(f".{os.getpid()}{_UNFINISHED}")
     try:
         for threads in ((_THREADS,), ()):
             arguments = [*command, *threads, str(SOURCES / MAIN), "-o", str(unfinished)]
@@ -152,6 +192,8 @@ def _build(command: list[str], target: Path) -> None:
             except subprocess.TimeoutExpired as error:
                 raise BuildError(f"{command[0]} took more than {_BUILD_TIMEOUT_S} s") from error
             if done.returncode == 0:
+                with unfinished.open("rb") as file:
+                    os.fsync(file.fileno())  # the name must not outlive the content in a power failure
                 unfinished.replace(target)
                 return
         first_line = next(iter(done.stderr.strip().splitlines()), "no message")

@@ -21,12 +21,12 @@ from torch import Tensor
 from megatron.quantscope.formats import slabs
 from megatron.quantscope.formats.backends import AUTO, backend_for
 from megatron.quantscope.formats.catalog import E4M3, get_format
-from megatron.quantscope.formats.codes import decode_table, has_codes
+from megatron.quantscope.formats.codes import BYTE, NIBBLE, decode_table, has_codes
 from megatron.quantscope.formats.job import FLOAT_DTYPES, Job, checked_axis, make_job
+from megatron.quantscope.formats.operators import codes_as_operator, is_traced
 from megatron.quantscope.formats.records import Format
 from megatron.quantscope.formats.scales import E8M0_NAN, as_float32, e8m0_factors, tensor_amax, tensor_scale
 
-NIBBLE = 4  # bits
 _LOW = (1 << NIBBLE) - 1
 
 
@@ -73,6 +73,9 @@ def quantize(
         ValueError: Any other argument is not allowed; the message says what is.
     """
     job = make_job(x, fmt, axis=axis, scale_rule=scale_rule, saturate=saturate, amax=amax)
+    if is_traced(x):
+        parts = codes_as_operator(x, job, backend)
+        return Quantized(*parts, *[None] * (len(Quantized._fields) - len(parts)))
     module = backend_for(x, job, backend)
     x = x.detach()
     if not has_codes(job.fmt):
@@ -125,8 +128,7 @@ def dequantize(
         own: torch.dtype = getattr(torch, str(fmt.torch_dtype))
         return codes.view(own).to(dtype)
     axis = checked_axis(codes.dim(), axis)
-    if fmt.bits == NIBBLE:
-        codes = _unpacked(codes, axis, length)
+    codes = _unpacked(codes, axis, length) if fmt.bits == NIBBLE else _checked(codes, fmt, axis, length)
     values = decode_table(fmt).to(codes.device)[codes.int()]
     factor = _factor(fmt, scales, tensor_scale)
     if factor is None:
@@ -138,7 +140,7 @@ def dequantize(
 
 def _own_bits(x: Tensor, job: Job) -> Tensor:
     dtype: torch.dtype = getattr(torch, str(job.fmt.torch_dtype))
-    own = as_float32(x).to(dtype)
+    own = as_float32(x if x.dim() else x.unsqueeze(0)).to(dtype)
     if job.saturate:
         own = own.clamp(-job.fmt.max, job.fmt.max)
     return own.view(torch.uint16)
@@ -168,6 +170,16 @@ def _unpacked(packed: Tensor, axis: int, length: int | None) -> Tensor:
     return codes[..., :length].movedim(-1, axis)
 
 
+def _checked(codes: Tensor, fmt: Format, axis: int, length: int | None) -> Tensor:
+    if not codes.dim():
+        raise ValueError("codes have no dimension: a single one is a tensor [1]")
+    if length not in (None, codes.shape[axis]):
+        raise ValueError(f"length {length} does not go with {codes.shape[axis]} codes along axis {axis}")
+    if fmt.bits < BYTE and (codes >> fmt.bits).any():
+        raise ValueError(f"codes of {fmt.name} have {fmt.bits} bits, not as many as {int(codes.max())}")
+    return codes
+
+
 def _factor(fmt: Format, scales: Tensor | None, tensor_scale: Tensor | None) -> Tensor | None:
     """float32: what element values are multiplied with, one a block or one."""
     if fmt.scale is None:
@@ -177,6 +189,9 @@ def _factor(fmt: Format, scales: Tensor | None, tensor_scale: Tensor | None) -> 
     wanted = torch.float32 if fmt.block is None else torch.uint8
     if scales.dtype != wanted:
         raise TypeError(f"scales of {fmt.name} are {wanted}, not {scales.dtype}")
+    for scale in (scales if fmt.block is None else None, tensor_scale):
+        if scale is not None and (scale.dtype != torch.float32 or scale.dim()):
+            raise ValueError(f"the scale of a tensor is a float32 scalar, not {scale.dtype} {list(scale.shape)}")
     if fmt.scale == "e8m0":
         field = scales.int()
         return e8m0_factors(field)[1].masked_fill_(field == E8M0_NAN, float("nan"))

@@ -20,6 +20,9 @@ Rounding = Literal["half_even", "half_away"]
 Overflow = Literal["saturate", "infinity", "nan"]
 ScaleKind = Literal["e8m0", "e4m3+fp32", "fp32"]
 
+_BLOCK_SCALES = ("e8m0", "e4m3+fp32")
+_SCALE_AND_BLOCK = "blocks have the scale e8m0 or e4m3+fp32, formats without blocks fp32 or None"
+
 
 @dataclass(frozen=True)
 class Band:
@@ -82,6 +85,10 @@ class Format:
     scale: ScaleKind | None = None
     torch_dtype: str | None = None
     source: str
+
+    def __post_init__(self) -> None:
+        if (self.scale in _BLOCK_SCALES) != (self.block is not None):
+            raise ValueError(f"{self.name} has scale {self.scale!r} and block {self.block!r}: {_SCALE_AND_BLOCK}")
 
     @property
     def emax(self) -> int:

@@ -24,7 +24,8 @@ from megatron.quantscope.formats import slabs
 from megatron.quantscope.formats.catalog import E4M3
 from megatron.quantscope.formats.codes import encode_table, nan_code
 from megatron.quantscope.formats.job import Job
-from megatron.quantscope.formats.rounding import round_magnitude_, rounded_to_odd
+from megatron.quantscope.formats.records import Format
+from megatron.quantscope.formats.rounding import EXPONENT_BIAS, FRACTION_BITS, round_magnitude_, rounded_to_odd
 from megatron.quantscope.formats.scales import (
     E8M0_NAN,
     FLOAT32_MAX,
@@ -55,6 +56,14 @@ class Scale:
 
 Step = Callable[[Tensor, Tensor], Scale]
 """(magnitudes, scratch), float32 [outer, blocks, block, inner]: makes the magnitudes element values, in place."""
+
+
+def can_run(fmt: Format) -> bool:
+    """Whether `rounding` has what the record asks for; for all of `FORMATS` it has."""
+    if fmt.torch_dtype is not None:
+        return True
+    constant_fits = fmt.emax + 1 + FRACTION_BITS - fmt.mantissa_bits <= EXPONENT_BIAS
+    return fmt.is_tapered == (fmt.rounding == "half_away") and (fmt.is_tapered or constant_fits)
 
 
 def run(x: Tensor, out: Tensor, job: Job) -> None:

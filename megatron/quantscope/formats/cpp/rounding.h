@@ -70,7 +70,7 @@ template <class V> class HalfAway {
       r = a < static_cast<Lane>(smallest_ - (1 << KEPT_FRACTION)) ? V{} : r;  // less than half of it
     }
     r = a >= overflow_ ? all(beyond_) : r;
-    r = a > top(EXPONENT) ? a : r;  // NaN
+    r = a > top(EXPONENT) ? all(top(QUIET_NAN)) : r;
     if (rule_.negative_zero) return r | sign;
     return r | (r == V{} ? V{} : sign);
   }

@@ -278,7 +278,9 @@ template <class D> void by_element(const Call& call, const Rule& rule) {
 
 template <class D> bool both_by_element(const Call& call, void* down, const Rule& rule) {
   const bool is_mx = rule.scale == E8M0_FLOOR || rule.scale == E8M0_RCEIL;
-  if (!is_mx || rule.block % D::COUNT || call.length % rule.block || call.inner % rule.block) return false;
+  const int strip = COLUMN_BYTES / sizeof(typename D::T);
+  if (!is_mx || rule.block % D::COUNT || strip % rule.block) return false;
+  if (call.length % rule.block || call.inner % rule.block) return false;
   if (can_stream<D>(call, rule, call.y) && can_stream<D>(call, rule, down))
     both<D, true, PowerOfTwo>(call, down, rule);
   else
