@@ -112,8 +112,8 @@ def _statistics(totals: Totals, count: int) -> TensorStatistics:
         zero=totals.zero,
         nan=totals.nan,
         inf=totals.inf,
-        min=totals.min if any_finite else None,
-        max=totals.max if any_finite else None,
+        min=totals.min + 0.0 if any_finite else None,  # -0 is 0
+        max=totals.max + 0.0 if any_finite else None,
         exact_sum=_exact(totals.sum),
         exact_squares=_exact(totals.squares),
         exponents={_LEAST_EXPONENT + int(place): int(exponents[place]) for place in np.flatnonzero(exponents)},

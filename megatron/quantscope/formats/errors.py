@@ -1,12 +1,13 @@
 """What a format does to a tensor, in numbers that add up, from one read of it.
 
     underflow   elements that are not zero and become zero
-    saturated   elements beyond the largest value of their block, which become that value
+    saturated   other elements beyond the largest value of their block, which become that value
     lost        finite elements that become Inf or NaN
     error       sum of (x - q(x))^2 over the elements that are finite before and after
     SQNR        10 log10(sum x^2 / error), in dB
 
-q is the format itself, in float32: the rounding of its result to x's dtype is no part of it.
+q is the format itself, in float32: the rounding of its result to x's dtype is no part of it, and x - q(x) is a float32
+difference, which is exact unless an element is far beyond the largest value.
 
 All of it is known for each block too, which shows where in a tensor a format fails. Formats without blocks are looked
 at in blocks of 32. The error of a block is a sum in float64; those of blocks add up without rounding, so shards,
@@ -194,7 +195,7 @@ def _compare(x: Tensor, y: Tensor, top: Tensor) -> dict[str, Tensor]:
     magnitude = x.abs()
     marks = {
         "underflow": both & (y == 0) & (x != 0),
-        "saturated": both & (magnitude > top),
+        "saturated": both & (magnitude > top) & (y != 0),
         "lost": finite & ~both,
     }
     counts = {name: mark.sum(dim=slabs.BLOCK_DIM, keepdim=True) for name, mark in marks.items()}

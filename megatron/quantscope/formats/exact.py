@@ -62,6 +62,19 @@ class ExactSum:
         """From the fixed-point number of cpp/exact.h: limbs of 32 bits, lowest first, carries not yet passed on."""
         return cls(sum(int(limb) << (_LIMB_BITS * int(place)) for place, limb in _nonzero(limbs)))
 
+    def variance(self, squares: ExactSum, count: int) -> float:
+        """The population's variance of `count` numbers with this sum and this sum of squares, rounded once.
+
+        NaN if either is no number, Inf beyond float64.
+        """
+        if self.units is None or squares.units is None:
+            return math.nan
+        numerator = count * squares.units * _UNITS - self.units**2
+        try:
+            return max(0, numerator) / (count * _UNITS) ** 2
+        except OverflowError:
+            return math.inf
+
     def __add__(self, other: ExactSum) -> ExactSum:
         if self.units is None or other.units is None:
             return ExactSum(None)
@@ -73,7 +86,7 @@ class ExactSum:
         try:
             return self.units / _UNITS  # Python rounds a quotient of integers once
         except OverflowError:
-            return math.copysign(math.inf, self.units)
+            return math.inf if self.units > 0 else -math.inf
 
 
 ZERO = ExactSum()

@@ -74,8 +74,8 @@ def _measure_wide(x: Tensor) -> TensorStatistics:
         zero=zero,
         nan=nan,
         inf=fields[-1] - nan,
-        min=None if smallest is None else float(smallest),
-        max=None if largest is None else float(largest),
+        min=None if smallest is None else float(smallest) + 0.0,  # -0 is 0
+        max=None if largest is None else float(largest) + 0.0,
         exact_sum=ExactSum.of(values),
         exact_squares=ExactSum.of(squares),
         exponents=dict(sorted(subnormal.items())) | normal,

@@ -80,7 +80,7 @@ def flat_view(x: Tensor) -> Tensor:
 
 def flat(x: Tensor) -> Tensor:
     """The elements of any x, [n], in any order; without a copy where there are no gaps or overlaps."""
-    return flat_view(x).flatten() if is_dense(x) else x.reshape(-1)
+    return flat_view(x).view(-1) if is_dense(x) else x.contiguous().view(-1)
 
 
 def slabs(view: Tensor, limit: int) -> Iterator[tuple[slice, ...]]:

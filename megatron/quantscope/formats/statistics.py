@@ -63,7 +63,7 @@ class TensorStatistics:
     @property
     def amax(self) -> float | None:
         """Largest finite magnitude; None if there is none."""
-        return None if self.min is None or self.max is None else max(-self.min, self.max, 0.0)
+        return None if self.min is None or self.max is None else max(0.0, -self.min, self.max)
 
     @property
     def mean(self) -> float | None:
@@ -78,9 +78,7 @@ class TensorStatistics:
     @property
     def std(self) -> float | None:
         """Standard deviation (of the population) of the finite elements; None if there are none."""
-        if self.mean is None:
-            return None
-        return math.sqrt(max(0.0, self.sum_squares / self.finite - self.mean**2))
+        return math.sqrt(self.exact_sum.variance(self.exact_squares, self.finite)) if self.finite else None
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict of what JSON can hold: exponents as strings, a sum beyond float64 as None."""

@@ -1,6 +1,7 @@
 """Golden vectors, and the comparison that all tests of formats make: bit by bit."""
 
-from collections.abc import Callable
+import platform
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from megatron.quantscope.formats import cpp_backend, cpp_build
 from megatron.quantscope.formats.backends import BACKENDS
 
 REPOSITORY = Path(__file__).parents[3]
 SMALL, WHOLE = REPOSITORY / "tests" / "golden", REPOSITORY.parent / "shared" / "golden"
+WIDTHS = {"avx2": (32,), "portable": (16,), "native": (16, 32, 64)}  # bytes
 FOLDERS = [pytest.param(folder, id=name) for name, folder in (("small", SMALL), ("whole", WHOLE)) if folder.is_dir()]
 
 
@@ -21,6 +24,26 @@ def backend(request) -> str:
     if reason := BACKENDS[request.param].lacks():
         pytest.skip(reason)
     return request.param
+
+
+@pytest.fixture(params=cpp_build.ARCHITECTURES)
+def architecture(request, monkeypatch) -> Iterator[str]:
+    """`backend="cpp"` runs the kernels of one architecture after the other."""
+    name = request.param
+    try:
+        cpp_build._compiler()
+    except cpp_build.BuildError as error:
+        pytest.skip(str(error))
+    if name == "avx2" and torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+        pytest.skip(f"this {platform.machine()} has no AVX2")
+    library = cpp_build.library(name)
+    assert library is not None, "there is a compiler, and it failed"
+    assert library.qs_width() in WIDTHS[name]
+    monkeypatch.setattr(cpp_backend, "library", lambda: library)
+    cpp_backend.kernels.cache_clear()
+    assert cpp_backend.kernels() is library
+    yield name
+    cpp_backend.kernels.cache_clear()
 
 
 @pytest.fixture(params=FOLDERS)

@@ -4,8 +4,6 @@ What the kernels do in a way of their own is what is looked at here: vectors and
 the short cut or do not, threads, stores past the cache, unaligned memory.
 """
 
-import platform
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
@@ -24,7 +22,6 @@ from megatron.quantscope.formats import (
     Format,
     catalog,
     cpp_backend,
-    cpp_build,
     fake_quantize,
     fake_quantize_both,
     quantize,
@@ -43,7 +40,7 @@ BLOCK_FILES = {
     "mxfp6_e3m2": "mxfp6_e3m2_block32",
     "mxfp4": "mxfp4_block32",
 }
-WIDTHS = {"avx2": (32,), "portable": (16,), "native": (16, 32, 64)}  # bytes
+pytestmark = pytest.mark.usefixtures("architecture")
 TILE_BLOCKS = 32
 
 cpp = partial(fake_quantize, backend="cpp")
@@ -56,26 +53,6 @@ by_fast_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32]
 any_example = hypothesis.settings(
     deadline=None, max_examples=40, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
 )
-
-
-@pytest.fixture(autouse=True, params=cpp_build.ARCHITECTURES)
-def architecture(request, monkeypatch) -> Iterator[str]:
-    """`backend="cpp"` runs the kernels of one architecture after the other."""
-    name = request.param
-    try:
-        cpp_build._compiler()
-    except cpp_build.BuildError as error:
-        pytest.skip(str(error))
-    if name == "avx2" and torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
-        pytest.skip(f"this {platform.machine()} has no AVX2")
-    library = cpp_build.library(name)
-    assert library is not None, "there is a compiler, and it failed"
-    assert library.qs_width() in WIDTHS[name]
-    monkeypatch.setattr(cpp_backend, "library", lambda: library)
-    cpp_backend.kernels.cache_clear()
-    assert cpp_backend.kernels() is library
-    yield name
-    cpp_backend.kernels.cache_clear()
 
 
 def sample(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

@@ -1,195 +1,210 @@
+"""The record of a tensor's statistics: its figures, merging, JSON, and the ratio of signal to noise."""
+
+import itertools
 import json
 import math
 
-import hypothesis
 import numpy as np
 import pytest
 import torch
-from hypothesis import strategies
-from hypothesis.extra import numpy as arrays_of
 
-from megatron.quantscope.formats import fake_quantize, statistics
-from megatron.quantscope.formats.statistics import TensorStatistics, bit_pattern_counts, bit_patterns, measure, merge
+from megatron.quantscope.formats.exact import ZERO, ExactSum
+from megatron.quantscope.formats.measuring import measure
+from megatron.quantscope.formats.statistics import TensorStatistics, merge, sqnr_db
+from tests.quantscope.formats.any_bits import DTYPES
 
-FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-by_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=str)
+by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+EMPTY = TensorStatistics(exponents={})
 
 
-def plain_statistics(tensor: torch.Tensor) -> TensorStatistics:
-    """One Python number after the other."""
-    values = tensor.double().flatten().tolist()
-    finite = [value for value in values if math.isfinite(value)]
-    exponents: dict[int, int] = {}
-    for value in finite:
-        if value:
-            exponent = math.frexp(value)[1] - 1
-            exponents[exponent] = exponents.get(exponent, 0) + 1
-    return TensorStatistics(
-        count=len(values),
-        zero=sum(value == 0 for value in values),
-        nan=sum(map(math.isnan, values)),
-        inf=sum(map(math.isinf, values)),
-        min=min(finite, default=None),
-        max=max(finite, default=None),
-        sum=math.fsum(finite),
-        sum_squares=math.fsum(value * value for value in finite),
-        exponents=dict(sorted(exponents.items())),
-    )
+def any_bits(dtype: torch.dtype, count: int, seed: int = 0) -> torch.Tensor:
+    integer = INTEGER[dtype.itemsize]
+    limits, numbers = torch.iinfo(integer), torch.Generator().manual_seed(seed)
+    return torch.randint(limits.min, limits.max, (count,), dtype=integer, generator=numbers).view(dtype)
 
 
-def assert_equal(a: TensorStatistics, b: TensorStatistics, magnitude: float = 1.0) -> None:
-    """Counts and extremes exactly; sums to float64's rounding of the terms (of sum |x| = `magnitude`)."""
-    for field in ("count", "zero", "nan", "inf", "min", "max", "exponents"):
-        assert getattr(a, field) == getattr(b, field), field
-    assert a.sum == pytest.approx(b.sum, abs=1e-13 * magnitude, rel=1e-13)
-    assert a.sum_squares == pytest.approx(b.sum_squares, rel=1e-12)
-    assert list(a.exponents) == sorted(a.exponents)
+def json_text(statistics: TensorStatistics) -> str:
+    return json.dumps(statistics.to_json(), allow_nan=False)
 
 
-def wild(dtype: torch.dtype, shape: tuple[int, ...] = (2_000,), seed: int = 0) -> torch.Tensor:
-    """Random bits: all exponents, subnormals, NaN and Inf."""
-    info = torch.finfo(dtype)
-    integer = INTEGER[info.bits // 8]
-    limits = torch.iinfo(integer)
-    bits = torch.randint(limits.min, limits.max, shape, dtype=integer, generator=torch.Generator().manual_seed(seed))
-    x = bits.view(dtype)
-    x.view(-1)[:6] = torch.tensor([0.0, -0.0, math.nan, math.inf, -math.inf, info.smallest_normal / 2], dtype=dtype)
-    return x
+def from_text(text: str) -> TensorStatistics:
+    return TensorStatistics.from_json(json.loads(text))
 
 
-@by_dtype
-def test_random_bits_are_measured_as_one_by_one(dtype):
-    x = wild(dtype)
-    if dtype == torch.float64:  # whose squares would overflow
-        x = torch.where(x.abs() > 1e150, torch.ones_like(x), x)
-    expected = plain_statistics(x)
-    assert_equal(measure(x), expected, magnitude=float(x[x.isfinite()].double().abs().sum()))
-    assert expected.nan > 0
-
-
-@by_dtype
-def test_subnormals_are_counted_in_their_binades(dtype):
-    smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
-    exponent = math.frexp(smallest)[1] - 1
-    x = torch.tensor([smallest, 2 * smallest, 3 * smallest, -4 * smallest, 0.0], dtype=dtype)
-    assert measure(x).exponents == {exponent: 1, exponent + 1: 2, exponent + 2: 1}
-
-
-def test_every_pattern_of_16_bits_is_counted_once():
-    for dtype in (torch.bfloat16, torch.float16):
-        x = bit_patterns(dtype)
-        assert (bit_pattern_counts(x) == 1).all()
-        assert_equal(measure(x), plain_statistics(x), magnitude=float(x[x.isfinite()].double().abs().sum()))
-
-
-def test_pattern_counts_are_by_unsigned_pattern():
-    counts = bit_pattern_counts(torch.tensor([1.0, -1.0, -1.0, 0.0], dtype=torch.bfloat16))
-    assert {int(i): int(counts[i]) for i in np.flatnonzero(counts)} == {0x0000: 1, 0x3F80: 1, 0xBF80: 2}
-
-
-def test_error_of_an_elementwise_format_follows_from_pattern_counts():
-    x = torch.randn(3_000, generator=torch.Generator().manual_seed(0)).bfloat16()
-    patterns = bit_patterns(torch.bfloat16)
-    error = (patterns.double() - fake_quantize(patterns, "hifp8").double()).nan_to_num(0, 0, 0).numpy()
-    direct = (x.double() - fake_quantize(x, "hifp8").double()).square().sum().item()
-    assert float((bit_pattern_counts(x) * error**2).sum()) == pytest.approx(direct, rel=1e-12)
-
-
-def test_patterns_of_other_dtypes_are_refused():
-    with pytest.raises(TypeError, match=r"bit patterns of torch.float32 can not be counted"):
-        bit_pattern_counts(torch.ones(3))
-
-
-@by_dtype
-def test_chunks_do_not_show(dtype, monkeypatch):
-    x = wild(dtype, (101, 7))[:, :5]
-    whole = measure(x)
-    monkeypatch.setattr(statistics, "_WIDE_CHUNK", 64)
-    monkeypatch.setattr(statistics, "_COUNT_CHUNK", 64)
-    pieces = measure(x)
-    assert pieces.exponents == whole.exponents
-    assert (pieces.count, pieces.zero, pieces.nan, pieces.inf) == (whole.count, whole.zero, whole.nan, whole.inf)
-    assert (pieces.min, pieces.max) == (whole.min, whole.max)
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu, torch.uint8, torch.int8, torch.int64, torch.bool],
-    ids=str,
-)
-def test_other_real_dtypes(dtype):
-    x = torch.tensor([1, 0, 2, 1, 64]).to(torch.float32).to(dtype)
-    assert_equal(measure(x), plain_statistics(x))
-
-
-@pytest.mark.parametrize("x", [torch.zeros(3, dtype=torch.complex64), torch.zeros(3, dtype=torch.complex128)])
-def test_complex_is_refused(x):
-    with pytest.raises(TypeError, match="has no real values"):
-        measure(x)
-
-
-@pytest.mark.parametrize("dtype", [*FLOATS, torch.int32], ids=str)
-def test_empty_and_single(dtype):
-    empty = measure(torch.empty(0, 3, dtype=dtype))
-    assert empty == TensorStatistics(exponents={})
-    assert [empty.amax, empty.mean, empty.rms, empty.std] == [None] * 4
-    single = measure(torch.tensor(-2, dtype=dtype))
-    assert (single.count, single.min, single.exponents) == (1, -2.0, {1: 1})
-
-
-def test_layout_does_not_matter():
-    x = torch.randn(8, 9, generator=torch.Generator().manual_seed(0))
-    expected = measure(x)
-    for view in (x.t(), x.t().contiguous().t(), torch.stack([x, x], dim=-1)[..., 1]):
-        assert_equal(measure(view), expected, magnitude=100.0)
-    assert measure(x[:1].expand(5, -1)).count == 45
-    assert measure(x.requires_grad_()).count == 72
+def test_nothing_has_no_figures():
+    assert [EMPTY.amax, EMPTY.mean, EMPTY.rms, EMPTY.std, EMPTY.min, EMPTY.max] == [None] * 6
+    assert (EMPTY.count, EMPTY.finite, EMPTY.sum, EMPTY.sum_squares) == (0, 0, 0.0, 0.0)
 
 
 def test_derived_figures_are_those_of_numpy():
     x = torch.randn(1_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3 + 5
     found, values = measure(x), x.numpy()
     assert found.amax == np.abs(values).max()
-    assert found.mean == pytest.approx(values.mean(), rel=1e-12)
-    assert found.std == pytest.approx(values.std(), rel=1e-12)
-    assert found.rms == pytest.approx(math.sqrt((values**2).mean()), rel=1e-12)
+    assert found.mean == pytest.approx(values.mean(), rel=1e-15)
+    assert found.std == pytest.approx(values.std(), rel=1e-13)
+    assert found.rms == pytest.approx(math.sqrt((values**2).mean()), rel=1e-14)
+    assert found.sum == math.fsum(values)
+    assert found.sum_squares == math.fsum(values * values)
 
 
 def test_non_finite_values_are_left_out_of_the_figures():
     found = measure(torch.tensor([math.nan, math.inf, -math.inf, -3.0]))
     assert (found.min, found.max, found.amax, found.sum, found.mean, found.finite) == (-3.0, -3.0, 3.0, -3.0, -3.0, 1)
+    assert (found.rms, found.std) == (3.0, 0.0)
     nothing = measure(torch.tensor([math.nan, math.inf]))
-    assert (nothing.min, nothing.max, nothing.sum, nothing.mean) == (None, None, 0.0, None)
+    assert (nothing.min, nothing.max, nothing.sum, nothing.mean, nothing.std) == (None, None, 0.0, None, None)
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
-@hypothesis.given(
-    bits=arrays_of.arrays(np.uint32, strategies.integers(0, 40)),
-    cuts=strategies.lists(strategies.integers(0, 40), max_size=3),
-    reverse=strategies.booleans(),
-)
-def test_merging_parts_in_any_order_is_measuring_the_whole(bits, cuts, reverse):
-    x = torch.from_numpy(bits.view(np.float32))
-    parts = [measure(part) for part in torch.tensor_split(x, sorted(cut for cut in cuts if cut <= len(x)))]
-    total = TensorStatistics(exponents={})
-    for part in reversed(parts) if reverse else parts:
-        total = merge(total, part)
-    assert_equal(total, measure(x), magnitude=float(x[x.isfinite()].double().abs().sum()))
+def test_amax_is_of_either_sign_and_never_negative():
+    assert measure(torch.tensor([-5.0, 3.0])).amax == 5.0
+    assert measure(torch.tensor([2.0, 3.0])).amax == 3.0
+    zero = measure(torch.tensor([-0.0])).amax
+    assert zero == 0.0
+    assert math.copysign(1.0, zero) == 1.0
+
+
+def test_standard_deviation_by_hand():
+    assert measure(torch.full((1000,), 0.1)).std == pytest.approx(0.0, abs=1e-8)
+    assert measure(torch.tensor([1.0, -1.0])).std == 1.0
+
+
+@pytest.mark.parametrize("values", [[1e200, 1e200], [1e200, -3e200], [1.5e308, 1.5e308]], ids=str)
+def test_figures_of_huge_float64_are_no_wrong_numbers(values):
+    """The squares are beyond float64: there is no number for what needs them, and no exception."""
+    found = measure(torch.tensor(values, dtype=torch.float64))
+    assert math.isnan(found.sum_squares)
+    assert math.isnan(found.rms)
+    assert math.isnan(found.std)
+    assert found.amax == max(map(abs, values))
+    assert found.mean == pytest.approx(sum(value / len(values) for value in values), rel=1e-15) or math.isinf(found.sum)
+
+
+def test_merging_is_exact_where_floats_are_not():
+    large, one = measure(torch.tensor([2.0**100])), measure(torch.tensor([1.0]))
+    minus = measure(torch.tensor([-(2.0**100)]))
+    for parts in itertools.permutations([large, one, minus]):
+        total = merge(merge(parts[0], parts[1]), parts[2])
+        assert total.sum == 1.0
+        assert total.exact_squares.units == (2**201 + 1) << 1074
+        assert (total.count, total.min, total.max) == (3, -(2.0**100), 2.0**100)
+        assert list(total.exponents.items()) == [(0, 1), (100, 2)]
+
+
+def test_merging_by_hand():
+    a = TensorStatistics(
+        count=9,
+        zero=1,
+        nan=2,
+        inf=3,
+        min=-1.0,
+        max=8.0,
+        exact_sum=ExactSum(5),
+        exact_squares=ExactSum(6),
+        exponents={-1: 4, 3: 1},
+    )
+    b = TensorStatistics(
+        count=7,
+        zero=2,
+        nan=0,
+        inf=1,
+        min=-2.0,
+        max=4.0,
+        exact_sum=ExactSum(-7),
+        exact_squares=ExactSum(1),
+        exponents={-2: 1, 3: 2},
+    )
+    both = TensorStatistics(
+        count=16,
+        zero=3,
+        nan=2,
+        inf=4,
+        min=-2.0,
+        max=8.0,
+        exact_sum=ExactSum(-2),
+        exact_squares=ExactSum(7),
+        exponents={-2: 1, -1: 4, 3: 3},
+    )
+    assert merge(a, b) == merge(b, a) == both
+    assert list(merge(a, b).exponents) == [-2, -1, 3]
+    assert merge(a, EMPTY) == merge(EMPTY, a) == a
+    assert a.exponents == {-1: 4, 3: 1}
+
+
+def test_merging_with_what_has_nothing_finite():
+    nan, one = measure(torch.tensor([math.nan])), measure(torch.tensor([1.0]))
+    assert merge(nan, nan).min is None
+    assert (merge(nan, one).min, merge(one, nan).max, merge(nan, one).nan) == (1.0, 1.0, 1)
+
+
+def test_no_number_stays_no_number():
+    nothing = measure(torch.tensor([1e200], dtype=torch.float64))
+    total = merge(nothing, measure(torch.tensor([2.0])))
+    assert total.exact_squares.units is None
+    assert math.isnan(total.sum_squares)
+    assert total.sum == 1e200
 
 
 @by_dtype
-def test_json_holds_everything(dtype):
-    found = measure(wild(dtype, (200,)))
-    text = json.dumps(found.to_json(), allow_nan=False)
-    back = TensorStatistics.from_json(json.loads(text))
-    if math.isfinite(found.sum_squares) and math.isfinite(found.sum):
-        assert back == found
-    else:
-        assert math.isnan(back.sum_squares)
-    assert back.exponents == found.exponents
+def test_json_holds_everything_and_sums_as_they_were_rounded(dtype):
+    found = measure(any_bits(dtype, 200))
+    text = json_text(found)
+    back = from_text(text)
+    for field in ("count", "zero", "nan", "inf", "min", "max", "exponents", "finite", "amax"):
+        assert getattr(back, field) == getattr(found, field), field
+    assert back.sum == found.sum
+    assert back.sum_squares == found.sum_squares or (math.isnan(back.sum_squares) and math.isnan(found.sum_squares))
+    assert json_text(back) == text
+    assert from_text(json_text(back)) == back
+    assert math.isnan(found.sum_squares) == (dtype == torch.float64)
+
+
+def test_json_gives_back_what_needed_no_rounding_and_no_more():
+    plain = measure(torch.tensor([1.5, -2.0, 0.0, math.nan, math.inf]))
+    assert from_text(json_text(plain)) == plain
+    long_sum = measure(torch.tensor([1.5, 2.0**-149]))
+    back = from_text(json_text(long_sum))
+    assert back.exact_sum == ExactSum.of_float(1.5) != long_sum.exact_sum
+    assert back.exponents == long_sum.exponents == {-149: 1, 0: 1}
+
+
+def test_json_by_hand():
+    assert measure(torch.tensor([0.5, -3.0, 0.0, math.nan, math.inf])).to_json() == {
+        "count": 5,
+        "zero": 1,
+        "nan": 1,
+        "inf": 1,
+        "min": -3.0,
+        "max": 0.5,
+        "sum": -2.5,
+        "sum_squares": 9.25,
+        "exponents": {"-1": 1, "1": 1},
+    }
 
 
 def test_json_of_nothing_finite():
-    found = measure(torch.tensor([math.nan]))
-    assert TensorStatistics.from_json(json.loads(json.dumps(found.to_json(), allow_nan=False))) == found
+    for x in (torch.tensor([math.nan, math.inf]), torch.empty(0)):
+        found = measure(x)
+        assert from_text(json_text(found)) == found
+        assert (found.to_json()["min"], found.to_json()["exponents"]) == (None, {})
+
+
+def test_json_of_a_sum_beyond_float64():
+    found = measure(torch.full((3,), 1.5e308, dtype=torch.float64))
+    assert found.sum == math.inf
+    assert (found.to_json()["sum"], found.to_json()["sum_squares"]) == (None, None)
+    back = from_text(json_text(found))
+    assert math.isnan(back.sum)
+    assert (back.count, back.max) == (3, 1.5e308)
+
+
+def test_sums_start_at_zero():
+    assert (EMPTY.exact_sum, EMPTY.exact_squares) == (ZERO, ZERO)
+
+
+def test_sqnr():
+    assert sqnr_db(100.0, 1.0, 0) == pytest.approx(20.0)
+    assert sqnr_db(1.0, 2.0, 0) == pytest.approx(-3.0103, abs=1e-4)
+    assert sqnr_db(5.0, 0.0, 0) == math.inf
+    assert sqnr_db(5.0, 1.0, 1) == sqnr_db(0.0, 0.0, 2) == -math.inf
+    assert math.isnan(sqnr_db(0.0, 0.0, 0))

@@ -11,6 +11,7 @@ namespace {
 
 constexpr float ROUNDING_SLACK = 0x1p-20f;  // x * scale may come out this much above max where amax is put onto it
 constexpr int SUMS = 8;
+constexpr int32_t NEAR_OVERFLOW = 252 << FRACTION;  // bits of 2^125: rounded up by a format, it is still finite
 
 constexpr int WIDE_SUMS = SUMS * 8 / WIDTH;
 
@@ -68,7 +69,7 @@ static_assert(ROW_BLOCKS * MOST_BLOCK / LANES <= COUNT_MASK);
 // Marks for a vector a that became b; `top` is the largest value that its elements can have.
 QS_INLINE I32 marks(F32 a, F32 b, float top) {
   return ((b == F32{}) & (a != F32{}) ? all(UNDERFLOW) : I32{}) +
-         (as<F32>(as<I32>(a) & ~SIGN) > top ? all(SATURATED) : I32{});
+         ((as<F32>(as<I32>(a) & ~SIGN) > top) & (b != F32{}) ? all(SATURATED) : I32{});
 }
 
 // A format's way with a tile of whole blocks of float32, or of bf16 where its values are bf16.
@@ -139,7 +140,7 @@ bool clean_damage(const Quantise& quantise, const typename D::T* x, int blocks, 
   I32 unclean{};
   for (int b = 0; b < ROW_BLOCKS; b += LANES) {
     const I32 a = load<I32>(wide_amax + b);
-    unclean |= a >= EXPONENT;
+    unclean |= a >= NEAR_OVERFLOW;
     if (!quantise.saturates) unclean |= as<F32>(a) > load<F32>(tops + b);
   }
   if (any(unclean)) return false;
