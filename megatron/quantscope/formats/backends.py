@@ -50,7 +50,7 @@ class Backend:
 
 
 def prepare() -> None:
-    """Compile what is compiled on first use now: before the first step of a run rather than within it."""
+    """Compile the C++ kernels now: before the first step of a run rather than within it."""
     BACKENDS["cpp"].lacks()
 
 
@@ -84,9 +84,10 @@ def _cpp_lacks() -> str | None:
 
 
 def _triton_takes(x: Tensor, job: Job) -> bool:
-    from megatron.quantscope.formats.triton_backend import DTYPES
+    from megatron.quantscope.formats.triton_backend import DTYPES, can_run
 
-    return (x.is_cuda or os.environ.get(TRITON_INTERPRETS) == "1") and x.dtype in DTYPES
+    is_there = x.is_cuda or os.environ.get(TRITON_INTERPRETS) == "1"
+    return is_there and x.dtype in DTYPES and can_run(job.fmt)
 
 
 @cache

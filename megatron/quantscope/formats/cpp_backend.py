@@ -95,7 +95,7 @@ def can_run(fmt: Format) -> bool:
     is_short_float32 = fmt.scale is None and fmt.emin == _FLOAT32_EMIN
     constant_fits = fmt.emin >= _FLOAT32_EMIN and fmt.emax + 1 + _FLOAT32_MANTISSA - fmt.mantissa_bits <= _FLOAT32_EMAX
     plain = fmt.rounding == "half_even" and fmt.has_negative_zero
-    return plain and block_fits and (constant_fits or is_short_float32)
+    return plain and block_fits and fmt.mantissa_bits < _FLOAT32_MANTISSA and (constant_fits or is_short_float32)
 
 
 def run(x: Tensor, out: Tensor, job: Job) -> None:
@@ -165,7 +165,8 @@ def kernels() -> ctypes.CDLL:
 
 def _amax(x: Tensor, job: Job) -> Tensor:
     if job.amax is None and x.dtype in _LARGEST_DTYPES:
-        return torch.tensor(kernels().qs_largest(ctypes.byref(call_for(x, None))))
+        largest = kernels().qs_largest(ctypes.byref(call_for(x, None)))
+        return torch.tensor(largest, dtype=torch.float32, device="cpu")
     return tensor_amax(x, job.amax)
 
 

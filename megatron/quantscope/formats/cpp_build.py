@@ -76,7 +76,7 @@ def _loaded(architecture: str) -> ctypes.CDLL:
         return ctypes.CDLL(str(path))
     except OSError as error:
         logger.warning("%s is damaged and built again: %s", path, error)
-        path.unlink()
+        path.unlink(missing_ok=True)  # several ranks may find it
         return ctypes.CDLL(str(_built(architecture)))
 
 
@@ -109,8 +109,12 @@ def _compiler() -> list[str]:
         BuildError: There is none.
     """
     wanted = os.environ.get("CXX")
-    for words in (shlex.split(wanted),) if wanted else ([name] for name in COMPILERS):
-        if path := shutil.which(words[0]):
+    try:
+        candidates = [shlex.split(wanted)] if wanted else [[name] for name in COMPILERS]
+    except ValueError as error:
+        raise BuildError(f"CXX={wanted!r} can not be read: {error}") from error
+    for words in candidates:
+        if words and (path := shutil.which(words[0])):
             return [path, *words[1:]]
     raise BuildError(f"no C++ compiler found: looked for {wanted or ', '.join(COMPILERS)}; set CXX")
 
@@ -168,6 +172,12 @@ def _locked(directory: Path) -> Iterator[None]:
         yield
 
 
+def _reason(messages: str) -> str:
+    """The first line that names an error, else the first."""
+    lines = messages.strip().splitlines() or ["no message"]
+    return next((line for line in lines if "error" in line.lower()), lines[0])
+
+
 def _remove_unfinished(directory: Path) -> None:
     """Remove what killed builds have left behind; the lock is held, and without locks age tells."""
     for file in directory.glob(f"*{_UNFINISHED}"):
@@ -183,7 +193,9 @@ def _build(command: list[str], target: Path) -> None:
         BuildError: The compiler failed; nothing is left behind.
     """
     logger.info("compiling the C++ kernels into %s", target)
-    unfinished = target.with_suffix(f".{os.getpid()}{_UNFINISHED}")
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f"{target.stem}-", suffix=_UNFINISHED)
+    os.close(handle)
+    unfinished = Path(name)
     try:
         for threads in ((_THREADS,), ()):
             arguments = [*command, *threads, str(SOURCES / MAIN), "-o", str(unfinished)]
@@ -196,7 +208,6 @@ def _build(command: list[str], target: Path) -> None:
                     os.fsync(file.fileno())  # the name must not outlive the content in a power failure
                 unfinished.replace(target)
                 return
-        first_line = next(iter(done.stderr.strip().splitlines()), "no message")
-        raise BuildError(f"{command[0]} failed with exit code {done.returncode}: {first_line}")
+        raise BuildError(f"{command[0]} failed with exit code {done.returncode}: {_reason(done.stderr)}")
     finally:
         unfinished.unlink(missing_ok=True)

@@ -127,6 +127,8 @@ def dequantize(
     if not has_codes(fmt):
         own: torch.dtype = getattr(torch, str(fmt.torch_dtype))
         return codes.view(own).to(dtype)
+    if not codes.dim():
+        raise ValueError("codes have no dimension: a single one is a tensor [1]")
     axis = checked_axis(codes.dim(), axis)
     codes = _unpacked(codes, axis, length) if fmt.bits == NIBBLE else _checked(codes, fmt, axis, length)
     values = decode_table(fmt).to(codes.device)[codes.int()]
@@ -149,7 +151,7 @@ def _own_bits(x: Tensor, job: Job) -> Tensor:
 def _with_tensor_scale(codes: Tensor, scales: Tensor | None, x: Tensor, job: Job) -> Quantized:
     if not job.fmt.has_tensor_scale:
         return Quantized(codes, scales, None)
-    amax = tensor_amax(x, job.amax) if x.numel() else torch.zeros((), device=x.device)
+    amax = tensor_amax(x, job.amax) if x.numel() else torch.zeros((), dtype=torch.float32, device=x.device)
     factor = 1.0 / tensor_scale(amax, job.fmt.max * (1.0 if job.fmt.block is None else E4M3.max))
     return Quantized(codes, factor, None) if job.fmt.block is None else Quantized(codes, scales, factor)
 
@@ -171,8 +173,6 @@ def _unpacked(packed: Tensor, axis: int, length: int | None) -> Tensor:
 
 
 def _checked(codes: Tensor, fmt: Format, axis: int, length: int | None) -> Tensor:
-    if not codes.dim():
-        raise ValueError("codes have no dimension: a single one is a tensor [1]")
     if length not in (None, codes.shape[axis]):
         raise ValueError(f"length {length} does not go with {codes.shape[axis]} codes along axis {axis}")
     if fmt.bits < BYTE and (codes >> fmt.bits).any():

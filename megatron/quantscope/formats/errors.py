@@ -134,6 +134,8 @@ def measure_format(
     x = x.detach()
     x = (x.unsqueeze(0) if x.dim() == 0 else x) if slabs.is_dense(x) else x.contiguous()
     block = job.fmt.block or MX_BLOCK
+    if block > torch.iinfo(torch.uint8).max:
+        raise ValueError(f"{job.fmt.name} has blocks of {block}: figures of more than 255 elements have no room")
     figures = {name: slabs.empty_scales(x, job.axis, block, dtype) for name, dtype in _FIGURES.items()}
     record = BlockFigures(**figures) if blocks else None
     if not x.numel():
@@ -178,7 +180,7 @@ def _fill(x: Tensor, job: Job, block: int, figures: Mapping[str, Tensor]) -> Non
     step = torch_backend.step_for(x, job)
     for number, view in enumerate(slabs.blocked_views(x, job.axis, block)):
         for index, magnitude, signed, scale in torch_backend.elements(view, step):
-            top = torch.full((), job.fmt.max, device=x.device)
+            top = torch.full((), job.fmt.max, dtype=torch.float32, device=x.device)
             if scale.factor is not None:
                 magnitude.mul_(scale.factor)
                 top = scale.factor * job.fmt.max * (_ROUNDING_SLACK if job.fmt.has_tensor_scale else 1.0)

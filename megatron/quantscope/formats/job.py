@@ -49,6 +49,9 @@ def make_job(
     if x.dtype not in FLOAT_DTYPES:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOAT_DTYPES)
         raise TypeError(f"a tensor of {x.dtype} can not be quantised: it must be one of {allowed}")
+    if amax is not None and (not isinstance(amax, Tensor) or amax.numel() != 1 or not amax.is_floating_point()):
+        raise ValueError(f"amax is {amax!r}; it must be a floating-point tensor of one element")
+    amax = None if amax is None else amax.detach().reshape(())
     axis = checked_axis(x.dim(), axis)
     return Job(fmt=fmt, axis=axis, scale_rule=scale_rule, saturate=_resolved(fmt, saturate), amax=amax)
 

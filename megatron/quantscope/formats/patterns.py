@@ -43,7 +43,7 @@ def bit_pattern_counts(tensor: Tensor) -> Counts:
 
 def bit_patterns(dtype: torch.dtype) -> Tensor:
     """The value of each bit pattern of bf16 or fp16: [65536] of that dtype, NaNs and Infs at their places."""
-    return torch.arange(PATTERNS, dtype=torch.int32).to(torch.int16).view(dtype)
+    return torch.arange(PATTERNS, dtype=torch.int32, device="cpu").to(torch.int16).view(dtype)
 
 
 def statistics_of_patterns(counts: Counts, dtype: torch.dtype) -> TensorStatistics:

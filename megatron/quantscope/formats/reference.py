@@ -46,7 +46,7 @@ def round_to_grid(x: Tensor, fmt: Format, *, saturate: bool) -> Tensor:
     """
     grid = element_grid(fmt)
     spacing = math.ldexp(1.0, fmt.emax - fmt.mantissa_bits_at(fmt.emax))
-    values = torch.tensor([*grid, fmt.max + spacing], dtype=torch.float64)
+    values = torch.tensor([*grid, fmt.max + spacing], dtype=torch.float64, device="cpu")
     magnitude = x.abs()
     above = torch.searchsorted(values, magnitude.nan_to_num().clamp(max=values[-1])).clamp(min=1)
     below = above - 1
@@ -123,7 +123,7 @@ def _nvfp4(rows: Tensor, job: Job) -> Tensor:
         if not np.isfinite(amax):
             return torch.full_like(block, math.nan)
         with np.errstate(over="ignore"):
-            wanted = torch.tensor([float(amax / np.float32(job.fmt.max) * encode)], dtype=torch.float64)
+            wanted = torch.tensor([float(amax / np.float32(job.fmt.max) * encode)], dtype=torch.float64, device="cpu")
         block_decode = np.float32(round_to_grid(wanted, E4M3, saturate=True).item()) * decode
         with np.errstate(divide="ignore", over="ignore"):
             block_encode = min(np.float32(1.0) / block_decode, np.float32(FLOAT32_MAX))

@@ -17,6 +17,8 @@ from __future__ import annotations
 import math
 from functools import cache
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -26,6 +28,7 @@ FRACTION_BITS = 23
 EXPONENT_BIAS = 127
 EXPONENT_MASK = 0x7F800000
 _EXPONENTS = 256
+Table = npt.NDArray[np.int32]
 
 
 def round_magnitude_(a: Tensor, scratch: Tensor, fmt: Format, *, saturate: bool) -> None:
@@ -53,7 +56,7 @@ def _half_even_(a: Tensor, scratch: Tensor, fmt: Format) -> None:
 
 
 def _half_away_(a: Tensor, scratch: Tensor, fmt: Format) -> None:
-    half, mask = (table.to(a.device) for table in _half_away_tables(fmt))
+    half, mask = (torch.from_numpy(table).to(a.device) for table in _half_away_tables(fmt))
     bits = a.view(torch.int32).flatten()
     exponent = bits >> FRACTION_BITS
     term = torch.index_select(half, 0, exponent, out=scratch.view(torch.int32).flatten())
@@ -61,7 +64,7 @@ def _half_away_(a: Tensor, scratch: Tensor, fmt: Format) -> None:
 
 
 @cache
-def _half_away_tables(fmt: Format) -> tuple[Tensor, Tensor]:
+def _half_away_tables(fmt: Format) -> tuple[Table, Table]:
     """(half, mask), int32 [256], by the exponent field of a float32.
 
     The binade just below the smallest value goes up to that value as a whole: its lower end is the tie. What is smaller
@@ -78,7 +81,7 @@ def _half_away_tables(fmt: Format) -> tuple[Tensor, Tensor]:
             half[field], mask[field] = 1 << (dropped - 1), -(1 << dropped)
         elif exponent == smallest - 1:
             half[field], mask[field] = 1 << FRACTION_BITS, -(1 << FRACTION_BITS)
-    return torch.tensor(half, dtype=torch.int32), torch.tensor(mask, dtype=torch.int32)
+    return np.array(half, dtype=np.int32), np.array(mask, dtype=np.int32)
 
 
 def rounded_to_odd(x: Tensor) -> Tensor:

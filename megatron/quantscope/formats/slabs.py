@@ -74,7 +74,7 @@ def scale_views(scales: Tensor, x: Tensor, axis: int, block: int) -> list[Tensor
 
 
 def flat_view(x: Tensor) -> Tensor:
-    """The elements of a dense x in the order of its memory, as a view [1, 1, n, 1]."""
+    """The elements of a dense x in the order of its memory, as a view [1, n, 1, 1]."""
     return x.permute(memory_order(x)).reshape(1, -1, 1, 1)
 
 

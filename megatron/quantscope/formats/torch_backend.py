@@ -63,6 +63,8 @@ def can_run(fmt: Format) -> bool:
     if fmt.torch_dtype is not None:
         return True
     constant_fits = fmt.emax + 1 + FRACTION_BITS - fmt.mantissa_bits <= EXPONENT_BIAS
+    if fmt.mantissa_bits >= FRACTION_BITS:
+        return False
     return fmt.is_tapered == (fmt.rounding == "half_away") and (fmt.is_tapered or constant_fits)
 
 

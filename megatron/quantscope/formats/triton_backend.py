@@ -18,7 +18,7 @@ import torch
 import triton
 from torch import Tensor
 
-from megatron.quantscope.formats import slabs, triton_kernels
+from megatron.quantscope.formats import slabs, torch_backend, triton_kernels
 from megatron.quantscope.formats.catalog import E4M3
 from megatron.quantscope.formats.codes import encode_table
 from megatron.quantscope.formats.job import Job
@@ -39,9 +39,15 @@ _MANY_WARPS = {"num_warps": 4, "enable_fp_fusion": False}
 _ONE_WARP = {"num_warps": 1, "enable_fp_fusion": False}
 
 
-def available(device: torch.device) -> bool:
-    """Whether the kernels run on tensors of that device."""
-    return device.type == "cpu" if INTERPRETED else device.type == "cuda"
+@cache
+def can_run(fmt: Format) -> bool:
+    """Whether the kernels have what the record asks for; all of `FORMATS` they have."""
+    try:
+        element_of(fmt, saturate=True, short_input=False)
+    except NotImplementedError:
+        return False
+    block_fits = fmt.block is None or (fmt.block & (fmt.block - 1) == 0 and fmt.block**2 <= TILE)
+    return block_fits and torch_backend.can_run(fmt)
 
 
 def run(x: Tensor, out: Tensor, job: Job) -> None:

@@ -91,9 +91,9 @@ def rows_kernel(
         row, first_in_row = first // blocks_per_row, (first % blocks_per_row).to(tl.int32)
         later_row = (first_in_row + block) // blocks_per_row
         in_row = (first_in_row + block) % blocks_per_row
-        start = row * length + first_in_row * SCALE.block
+        start = row * length + first_in_row.to(tl.int64) * SCALE.block
         offsets = later_row * length + (in_row - first_in_row) * SCALE.block + element
-        inside = inside & (element < length - in_row * SCALE.block)
+        inside = inside & (element < length - in_row.to(tl.int64) * SCALE.block)
     else:
         start = first * SCALE.block
         offsets = block * SCALE.block + element
@@ -125,7 +125,7 @@ def columns_kernel(
     tile, slab = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     outer, block = slab // blocks, slab % blocks
     wide_inner = tl.zeros((), tl.int64) + inner
-    first_row, first_column = block * SCALE.block, tile * COLUMNS
+    first_row, first_column = block.to(tl.int64) * SCALE.block, tile.to(tl.int64) * COLUMNS
     start = (outer.to(tl.int64) * length + first_row) * wide_inner + first_column
     row, column = tl.arange(0, SCALE.block)[:, None], tl.arange(0, COLUMNS)[None, :]
     column_inside = column < inner - first_column

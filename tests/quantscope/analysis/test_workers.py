@@ -65,7 +65,11 @@ def test_an_error_in_a_worker_comes_out_here():
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
 def test_no_process_outlives_its_parent(end):
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-c", PARENT],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's children ignore it
     )
     assert parent.stdout.readline() == "ready\n"
     children = psutil.Process(parent.pid).children(recursive=True)

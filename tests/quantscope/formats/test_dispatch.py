@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from megatron.quantscope.formats import FORMATS, catalog, fake_quantize, slabs
+from megatron.quantscope.formats import FORMATS, catalog, fake_quantize, rounding, slabs
 from megatron.quantscope.formats.torch_backend import rounded_to_odd
 
 NAMES = list(FORMATS)
@@ -151,3 +151,48 @@ def test_rounding_to_odd_truncates_and_marks_what_it_lost():
     lost = rounded_to_odd(torch.tensor([1.0 + 2.0**-30, -1.0 - 2.0**-24 * 1.9, 1e300, 1e-300], dtype=torch.float64))
     assert (lost.view(torch.int32) & 1).tolist() == [1, 1, 1, 1]
     assert lost.tolist() == [1.0 + 2.0**-23, -1.0 - 2.0**-23, torch.finfo(torch.float32).max, 2.0**-149]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+@by_name
+def test_the_default_dtype_does_not_matter(name, dtype, assert_same_bits):
+    x = torch.randn(8, 96, generator=torch.Generator().manual_seed(0))
+    expected = fake_quantize(x, name)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        assert_same_bits(fake_quantize(x, name), expected)
+    finally:
+        torch.set_default_dtype(before)
+
+
+@by_name
+def test_the_default_device_does_not_matter(name, backend, assert_same_bits):
+    x = torch.randn(2, 96, generator=torch.Generator().manual_seed(0))
+    rounding._half_away_tables.cache_clear()
+    with torch.device("meta"):
+        first = fake_quantize(x, name, backend=backend)
+    assert_same_bits(fake_quantize(x, name, backend=backend), first)
+
+
+def test_autograd_notices_what_was_written_over(backend):
+    w = torch.ones(64, requires_grad=True)
+    h = w * 1
+    z = h.sin()
+    fake_quantize(h, "mxfp4", out=h.detach(), backend=backend)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.sum().backward()
+
+
+@by_name
+def test_an_out_that_overlaps_x_elsewhere(name, backend, assert_same_bits):
+    memory = torch.randn(32 * 9, generator=torch.Generator().manual_seed(0))
+    x, out = memory[:-32], memory[32:]
+    expected = fake_quantize(x.clone(), name)
+    assert_same_bits(fake_quantize(x, name, out=out, backend=backend), expected)
+
+
+@pytest.mark.parametrize("amax", [3.0, torch.ones(2), torch.tensor(3)], ids=["a float", "two", "an integer"])
+def test_an_amax_is_one_number_in_a_tensor(amax):
+    with pytest.raises(ValueError, match=r"^amax is .* it must be a floating-point tensor of one element$"):
+        fake_quantize(torch.ones(4), "fp8_e4m3", amax=amax)

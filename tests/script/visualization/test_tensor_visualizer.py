@@ -131,10 +131,19 @@ def test_damaged_files_are_said_in_one_line_and_in_the_exit_code(tmp_path, capsy
     assert Path(captured.out.splitlines()[-1]).is_file()
 
 
+def listens_to_interrupts() -> None:
+    """A shell's background job, which the tests may be, ignores them, and so do its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_interrupt_leaves_one_line_and_no_process(capture, tmp_path):
     command = [sys.executable, str(PROGRAM), "--tensor_dir", str(capture), "--output_dir", str(tmp_path / "out")]
     process = subprocess.Popen(
-        [*command, "--max_workers", "2"], stderr=subprocess.PIPE, text=True, start_new_session=True
+        [*command, "--max_workers", "2"],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=listens_to_interrupts,
     )
     while not (tmp_path / "out" / "summary.parquet").exists():  # the figures come next
         assert process.poll() is None

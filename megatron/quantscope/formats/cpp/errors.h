@@ -42,7 +42,7 @@ struct BlockFigures {
 };
 
 QS_INLINE double in_pairs(const F64* sums) {
-#if defined(__AVX512F__)
+#if defined(QS_AVX512)
   const __m256d four =
       _mm256_add_pd(_mm512_castpd512_pd256((__m512d)sums[0]), _mm512_extractf64x4_pd((__m512d)sums[0], 1));
   const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));

@@ -1,7 +1,8 @@
 // Vectors as wide as the machine has them, in the compiler's own vector syntax.
 //
 // One source serves AVX-512, AVX2 and any other machine: arithmetic, shifts, comparisons and `?:` work lane by lane on
-// the types below, and the compiler chooses the instructions. Only the store past the cache is written by hand.
+// the types below, and the compiler chooses the instructions. By hand is what has no syntax: stores past the cache,
+// conversions, sums and maxima of all lanes.
 //
 // A bf16 is the upper half of a float32. Two neighbours in memory are one 32-bit lane, so the even elements of a vector
 // become floats by a shift and the odd ones by a mask: no shuffle, in either direction.
@@ -19,6 +20,7 @@
 namespace {
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+#define QS_AVX512
 constexpr int WIDTH = 64;
 #elif defined(__AVX2__)
 constexpr int WIDTH = 32;
@@ -59,7 +61,7 @@ template <class V> QS_INLINE void put(void* to, V value) { std::memcpy(to, &valu
 template <bool STREAM, class V> QS_INLINE void store(void* to, V value) {
 #if defined(__SSE2__)
   if constexpr (STREAM) {
-#if defined(__AVX512F__)
+#if defined(QS_AVX512)
     if constexpr (sizeof(V) == 64) return _mm512_stream_si512(static_cast<__m512i*>(to), (__m512i)value);
 #endif
 #if defined(__AVX__)
@@ -80,7 +82,7 @@ QS_INLINE void fence() {
 
 // A vector as doubles, lower half first.
 QS_INLINE void widened(F32 v, F64 (&halves)[2]) {
-#if defined(__AVX512DQ__)
+#if defined(QS_AVX512)
   halves[0] = (F64)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)v));
   halves[1] = (F64)_mm512_cvtps_pd(_mm512_extractf32x8_ps((__m512)v, 1));
 #elif defined(__AVX2__)
@@ -96,7 +98,7 @@ QS_INLINE void widened(F32 v, F64 (&halves)[2]) {
 
 // Even and odd elements of two vectors, in their order again.
 QS_INLINE void interleaved(F32 even, F32 odd, F32 (&natural)[2]) {
-#if defined(__AVX512F__)
+#if defined(QS_AVX512)
   const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   natural[0] = (F32)_mm512_permutex2var_ps((__m512)even, low, (__m512)odd);
   natural[1] =
@@ -133,7 +135,7 @@ template <class Lane, int COUNT, class F> QS_INLINE Lane folded(Lane (&lanes)[CO
 // The largest of lanes that are not negative.
 QS_INLINE int16_t largest_magnitude(I16 v) {
 #if defined(__AVX2__)
-#if defined(__AVX512BW__)
+#if defined(QS_AVX512)
   const __m256i half = _mm256_max_epu16(_mm512_castsi512_si256((__m512i)v), _mm512_extracti64x4_epi64((__m512i)v, 1));
 #else
   const __m256i half = (__m256i)v;
@@ -149,7 +151,7 @@ QS_INLINE int16_t largest_magnitude(I16 v) {
 }
 
 QS_INLINE int32_t largest_magnitude(I32 v) {
-#if defined(__AVX512F__)
+#if defined(QS_AVX512)
   return _mm512_reduce_max_epi32((__m512i)v);
 #else
   int32_t lanes[LANES];
@@ -159,7 +161,7 @@ QS_INLINE int32_t largest_magnitude(I32 v) {
 }
 
 QS_INLINE int32_t total(I32 v) {
-#if defined(__AVX512F__)
+#if defined(QS_AVX512)
   return _mm512_reduce_add_epi32((__m512i)v);
 #else
   int32_t lanes[LANES];

@@ -1,4 +1,4 @@
-// Quantise and dequantise tiles: blocks along memory (`rows`), across it (`columns`), or no blocks at all (`flat`).
+// Quantise and dequantise tiles of blocks, along memory (`rows`) or across it (`columns`).
 //
 // A tile is small enough to stay in the first cache while it is read twice: for the largest magnitude of each block,
 // and for its elements. In between, the scales of all its blocks are computed a vector at a time.

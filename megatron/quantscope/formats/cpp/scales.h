@@ -6,6 +6,7 @@
 
 namespace {
 
+constexpr int E4M3_EMAX = 8;
 constexpr float FLOAT_MAX = 0x1.fffffep127f;
 constexpr int32_t HALF_SMALLEST_NORMAL = 1 << (FRACTION - 1);  // bits of 2^-127
 
@@ -49,7 +50,7 @@ class E4M3InTensor {
   static constexpr int NOT_A_NUMBER = 127;  // as stored
 
   explicit E4M3InTensor(const Rule& rule)
-      : round_(rule.block_mantissa_bits, rule.block_emin, 8),
+      : round_(rule.block_mantissa_bits, rule.block_emin, E4M3_EMAX),
         element_max_(all(rule.max)),
         max_(all(rule.block_max)),
         encode_(all(rule.encode)),

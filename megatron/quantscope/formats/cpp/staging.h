@@ -63,7 +63,7 @@ template <> struct Stored<FP64> {
   using T = double;
 };
 
-// `count` elements `step` apart.
+// `count` elements from `offset` on.
 template <Dtype DTYPE> void stage_in(const void* from, long offset, float* to, int count) {
   const auto* x = static_cast<const typename Stored<DTYPE>::T*>(from) + offset;
   for (int i = 0; i < count; i++) to[i] = as<float>(widen(x[i], std::integral_constant<Dtype, DTYPE>{}));

@@ -93,7 +93,7 @@ template <class T, class V, int FRACTION_BITS, int BIAS_> class Counter {
 
   // The first elements of x by vectors: how many; 0 where that can not be done.
   int sweep([[maybe_unused]] const T* x, [[maybe_unused]] int n) {
-#if defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+#if defined(QS_AVX512)
     if constexpr (std::is_same_v<V, I16> && FRACTION_BITS == 7) {
       n -= n % GROUP;
       V amax{}, least = all(least_), most = all(most_);

@@ -8,7 +8,7 @@
 
 #include "exact.h"
 
-#if defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+#if defined(QS_AVX512)
 
 namespace {
 

@@ -31,7 +31,7 @@ template <class F> void spread(int64_t tiles, int threads, const F& f) {
   }
 }
 
-// A tile that has been staged and quantised, to where the call wants it. `stored`: the scale of each element's block.
+// A tile that has been staged and quantised, to where the call wants it.
 inline void deliver(const Call& call, const float* from, int64_t offset, int count) {
   if (!call.codes) return STAGES[call.dtype].out(from, call.y, offset, count);
   for (int i = 0; i < count; i++)
