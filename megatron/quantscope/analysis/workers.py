@@ -7,6 +7,7 @@ computes on one thread, so that `n` workers take `n` cores. One worker means no 
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -17,6 +18,8 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, TypeVar
+
+from megatron.quantscope.formats.cpp_build import library
 
 _PRELOADED = ["megatron.quantscope.analysis.scan"]
 _AHEAD = 8  # tasks a worker that are in flight, so that none waits for the next while an earlier one is slow
@@ -67,6 +70,7 @@ def worker_pool(
                 initializer(*arguments)
             yield Workers(1, None)
         return
+    library()  # built once, and its warning given once, rather than by every worker
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     executor = ProcessPoolExecutor(count, context, _start, (initializer, arguments))
@@ -93,6 +97,7 @@ def _start(initializer: Callable[..., None] | None, arguments: tuple[Any, ...]) 
     import torch
 
     torch.set_num_threads(1)
+    logging.getLogger(library.__module__).setLevel(logging.ERROR)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     if initializer:

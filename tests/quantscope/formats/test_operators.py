@@ -255,7 +255,7 @@ def test_codes_of_a_fake_tensor_are_not_asked_of_a_backend(monkeypatch):
         (sample(70, 6).t(), "nvfp4", 0, "floor", True, torch.tensor(3.0), "auto"),
         (sample(6, 140)[:, ::2], "fp8_e5m2", 0, "floor", True, None, "torch"),
         (sample(6, 70).bfloat16(), "hifp8", 0, "floor", False, None, "auto"),
-        (sample(6, 70).half(), "mxfp4", 1, "rceil", True, None, "cpp"),
+        (sample(6, 70).half(), "mxfp4", 1, "rceil", True, None, "auto"),
         (torch.tensor(1.7), "mxfp6_e2m3", 0, "floor", True, None, "auto"),
         (torch.empty(0, 5), "mxfp6_e3m2", 1, "floor", True, None, "auto"),
     ],

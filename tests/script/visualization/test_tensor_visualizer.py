@@ -12,6 +12,7 @@ import pytest
 from script.visualization import tensor_visualizer
 from tests.quantscope.analysis.captures import write_capture
 
+NO_COMPILER = "no C++ kernels, formats run on the slower torch backend: "
 PROGRAM = Path(tensor_visualizer.__file__)
 HELP_WITHOUT = """
 import runpy, sys
@@ -58,7 +59,7 @@ def test_help_imports_nothing_heavy():
 
 def test_run_as_a_file_from_any_directory_with_hyphens_and_workers(capture, tmp_path):
     done = run("--tensor-dir", capture, "--output-dir", "out", "--max-workers", 2, "--quick", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, without_warning(done.stderr)) == (0, "")
     assert done.stdout.splitlines()[0].startswith("32 tensor files (")
     assert done.stdout.splitlines()[-1] == "out/quick_analysis.png"
     assert (tmp_path / "out" / "quick_analysis.png").is_file()
@@ -131,6 +132,13 @@ def test_damaged_files_are_said_in_one_line_and_in_the_exit_code(tmp_path, capsy
     assert Path(captured.out.splitlines()[-1]).is_file()
 
 
+def without_warning(errors: str) -> str:
+    """Less the one line that a machine without a C++ compiler gets."""
+    lines = errors.splitlines(keepends=True)
+    assert sum(line.startswith(NO_COMPILER) for line in lines) <= 1
+    return "".join(line for line in lines if not line.startswith(NO_COMPILER))
+
+
 def listens_to_interrupts() -> None:
     """A shell's background job, which the tests may be, ignores them, and so do its children."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -151,7 +159,7 @@ def test_interrupt_leaves_one_line_and_no_process(capture, tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors == "tensor_visualizer.py: interrupted\n"
+    assert without_warning(errors) == "tensor_visualizer.py: interrupted\n"
     assert _group_ends(process.pid)
 
 
