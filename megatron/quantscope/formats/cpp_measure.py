@@ -79,19 +79,19 @@ def statistics_of(x: Tensor) -> TensorStatistics:
     return _statistics(totals, x.numel())
 
 
-def damage_of(x: Tensor, job: Job, block: int, figures: dict[str, Tensor] | None) -> Found:
+def damage_of(x: Tensor, job: Job, block: int, figures: dict[str, Tensor]) -> Found:
     """The statistics of a dense tensor and what a format does to it.
 
     Args:
         x: Not empty.
         job: The format, and the axis of the blocks.
         block: Elements of a block, also of a format that has none.
-        figures: Where to put the figures of blocks: `amax` float32, `error` and `signal` float64, `underflow`,
-            `saturated` and `lost` uint8; each like `slabs.empty_scales`.
+        figures: Where to put the figures of blocks, or nothing: `amax` float32, `error` and `signal` float64,
+            `underflow`, `saturated` and `lost` uint8; each like `slabs.empty_scales`.
     """
     rule = rule_for(x, job)
     rule.block = block
-    addresses = BlockAddresses(**{name: t.data_ptr() for name, t in figures.items()} if figures else {})
+    addresses = BlockAddresses(**{name: t.data_ptr() for name, t in figures.items()})
     totals, damage = Totals(min=math.inf, max=-math.inf), Damage()
     arguments = (call_for(x, job.axis), rule, addresses, totals, damage)
     kernels().qs_measure(*map(ctypes.byref, arguments))

@@ -136,14 +136,15 @@ def measure_format(
     block = job.fmt.block or MX_BLOCK
     if block > torch.iinfo(torch.uint8).max:
         raise ValueError(f"{job.fmt.name} has blocks of {block}: figures of more than 255 elements have no room")
-    figures = {name: slabs.empty_scales(x, job.axis, block, dtype) for name, dtype in _FIGURES.items()}
+    wanted = _FIGURES if blocks or not use_cpp else {}  # the C++ kernels add up without them
+    figures = {name: slabs.empty_scales(x, job.axis, block, dtype) for name, dtype in wanted.items()}
     record = BlockFigures(**figures) if blocks else None
     if not x.numel():
         return FormatStatistics(tensor=TensorStatistics(exponents={}), blocks=record)
     if use_cpp:
         from megatron.quantscope.formats.cpp_measure import damage_of
 
-        found = damage_of(x, job, block, figures if blocks else None)
+        found = damage_of(x, job, block, figures)
         return FormatStatistics(
             tensor=found.statistics,
             underflow=found.underflow,
