@@ -3,7 +3,8 @@
 Both read a tensor once and write one, so a copy is what the memory allows. Each kernel takes turns with `copy_`, timed
 by CUDA events, and the share is that of the medians: a GPU's clock wanders, and both wander with it. GB/s counts the
 bytes that have to move, 4 an element of bf16 (both axes at once: one read and two writes, 6). Formats that scale by the
-amax of the whole tensor read it once more unless they are told the amax; they are measured with and without.
+amax of the whole tensor read it once more unless they are told the amax; they are measured with and without. Statistics
+read a tensor once and write next to nothing, 2 bytes an element of bf16 and 4 of float32; they are left on the device.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 SIDES = (1 << 13, 1 << 14)  # of the square matrices: 64 M and 256 M elements
 ROUNDS = 15
 CALLS_A_ROUND = 10
-BYTES = {"copy": 4, "quantise": 4, "both": 6}  # an element of bf16
+BYTES = {"copy": 4, "quantise": 4, "both": 6, "read": 2, "read float32": 4}  # an element
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +43,13 @@ class Measurement:
 
 
 def measure(sides: tuple[int, ...] = SIDES) -> Iterator[Measurement]:
-    """Every format along both axes, and both axes at once, on square matrices of bf16 of these sides."""
+    """Every format along both axes, both axes at once, and statistics, on square matrices of these sides."""
     import torch
 
     for side in sides:
         x = torch.randn(side, side, device="cuda").bfloat16()
         out = torch.empty_like(x)
-        for name, bytes_an_element, call in _kernels(x, out):
+        for name, bytes_an_element, call in (*_kernels(x, out), *_statistics(x)):
             copy_time, time = _medians_in_turns(partial(out.copy_, x), call)
             rate = bytes_an_element * x.numel() / time
             copy_rate = BYTES["copy"] * x.numel() / copy_time
@@ -70,6 +71,24 @@ def _kernels(x: Tensor, out: Tensor) -> Iterator[tuple[str, int, Callable[[], ob
                 yield f"{name} axis {axis}{suffix}" if fmt.block else name + suffix, BYTES["quantise"], call
             if fmt.block:
                 yield f"{name} both{suffix}", BYTES["both"], partial(fake_quantize_both, x, name, **on_triton)
+
+
+def _statistics(x: Tensor) -> Iterator[tuple[str, int, Callable[[], object]]]:
+    """The same of the statistics, with and without the map of blocks."""
+    from megatron.quantscope.formats.triton_statistics import DeviceStatistics
+
+    device = DeviceStatistics(x.device, 2 * x.numel())
+
+    def add(tensor: Tensor, blocks: bool) -> None:
+        if device.add(tensor, blocks) is None:
+            device.transfer()
+            device.add(tensor, blocks)
+
+    wide = x.float()
+    for blocks in (False, True):
+        suffix = ", map of blocks" if blocks else ""
+        yield f"statistics{suffix}", BYTES["read"], partial(add, x, blocks)
+        yield f"statistics, float32{suffix}", BYTES["read float32"], partial(add, wide, blocks)
 
 
 def _medians_in_turns(*calls: Callable[[], object]) -> list[float]:
@@ -94,9 +113,9 @@ def _medians_in_turns(*calls: Callable[[], object]) -> list[float]:
 
 def print_table(measurements: Iterator[Measurement]) -> None:
     """A line each, as they come."""
-    print(f"{'kernel':<30} {'elements':>9} {'GB/s':>7} {'share of copy_':>15}")
+    print(f"{'kernel':<34} {'elements':>9} {'GB/s':>7} {'share of copy_':>15}")
     for m in measurements:
-        print(f"{m.kernel:<30} {m.elements >> 20:>7} M {m.rate:>7.0f} {m.share:>15.1%}", flush=True)
+        print(f"{m.kernel:<34} {m.elements >> 20:>7} M {m.rate:>7.0f} {m.share:>15.1%}", flush=True)
 
 
 def main() -> None:

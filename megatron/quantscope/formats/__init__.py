@@ -12,6 +12,7 @@ from megatron.quantscope.formats.catalog import ALIASES, FORMATS, get_format
 from megatron.quantscope.formats.records import Band, Format
 
 if TYPE_CHECKING:
+    from megatron.quantscope.formats.block_exponents import block_counts, measure_blocks
     from megatron.quantscope.formats.dispatch import fake_quantize, fake_quantize_both
     from megatron.quantscope.formats.encoding import Quantized, dequantize, quantize
     from megatron.quantscope.formats.errors import BlockFigures, FormatStatistics, measure_format
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from megatron.quantscope.formats.statistics import TensorStatistics, merge
 
 _LAZY = {
+    "block_counts": "block_exponents",
+    "measure_blocks": "block_exponents",
     "fake_quantize": "dispatch",
     "fake_quantize_both": "dispatch",
     "Quantized": "encoding",
@@ -44,11 +47,13 @@ __all__ = [
     "Quantized",
     "TensorStatistics",
     "bit_pattern_counts",
+    "block_counts",
     "dequantize",
     "fake_quantize",
     "fake_quantize_both",
     "get_format",
     "measure",
+    "measure_blocks",
     "measure_format",
     "merge",
     "quantize",

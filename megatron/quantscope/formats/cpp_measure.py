@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,23 +17,26 @@ from megatron.quantscope.formats.statistics import TensorStatistics
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _LEAST_EXPONENT, _EXPONENTS = -149, 277
 _LIMBS = 72
+_DIGITS = ctypes.c_uint32 * _LIMBS
 _BLOCK_FIELDS = ("amax", "error", "signal", "underflow", "saturated", "lost")
 
 Exact = ctypes.c_int64 * _LIMBS
 
 
-class Totals(ctypes.Structure):
-    """`Totals` of cpp/statistics.h."""
+class Summary(ctypes.Structure):
+    """`Summary` of cpp/totals.h."""
 
     _fields_ = [
         ("zero", ctypes.c_int64),
         ("nan", ctypes.c_int64),
         ("inf", ctypes.c_int64),
         ("exponents", ctypes.c_int64 * _EXPONENTS),
+        ("first", ctypes.c_int32),
+        ("last", ctypes.c_int32),
         ("min", ctypes.c_float),
         ("max", ctypes.c_float),
-        ("sum", Exact),
-        ("squares", Exact),
+        ("sum", _DIGITS),
+        ("squares", _DIGITS),
     ]
 
 
@@ -74,9 +76,17 @@ class Found:
 
 def statistics_of(x: Tensor) -> TensorStatistics:
     """The statistics of a flat tensor that is not empty."""
-    totals = Totals(min=math.inf, max=-math.inf)
-    kernels().qs_count(ctypes.byref(call_for(x, None)), ctypes.byref(totals))
-    return _statistics(totals, x.numel())
+    summary = Summary()
+    kernels().qs_count(ctypes.byref(call_for(x, None)), ctypes.byref(summary))
+    return _statistics(summary, x.numel())
+
+
+def statistics_and_blocks_of(x: Tensor, fields: Tensor) -> TensorStatistics:
+    """The statistics of a contiguous tensor that is not empty and, into `fields`, the map of its blocks."""
+    call = call_for(x, x.dim() - 1)
+    summary = Summary()
+    kernels().qs_count_blocks(ctypes.byref(call), ctypes.c_void_p(fields.data_ptr()), ctypes.byref(summary))
+    return _statistics(summary, x.numel())
 
 
 def damage_of(x: Tensor, job: Job, block: int, figures: dict[str, Tensor]) -> Found:
@@ -92,33 +102,33 @@ def damage_of(x: Tensor, job: Job, block: int, figures: dict[str, Tensor]) -> Fo
     rule = rule_for(x, job)
     rule.block = block
     addresses = BlockAddresses(**{name: t.data_ptr() for name, t in figures.items()})
-    totals, damage = Totals(min=math.inf, max=-math.inf), Damage()
-    arguments = (call_for(x, job.axis), rule, addresses, totals, damage)
+    summary, damage = Summary(), Damage()
+    arguments = (call_for(x, job.axis), rule, addresses, summary, damage)
     kernels().qs_measure(*map(ctypes.byref, arguments))
     return Found(
-        statistics=_statistics(totals, x.numel()),
+        statistics=_statistics(summary, x.numel()),
         underflow=damage.underflow,
         saturated=damage.saturated,
         lost=damage.lost,
-        error=_exact(damage.error),
+        error=ExactSum.of_limbs(np.ctypeslib.as_array(damage.error)),
     )
 
 
-def _statistics(totals: Totals, count: int) -> TensorStatistics:
-    exponents = np.ctypeslib.as_array(totals.exponents)
-    any_finite = totals.nan + totals.inf < count
+def _statistics(summary: Summary, count: int) -> TensorStatistics:
+    any_finite = summary.nan + summary.inf < count
+    first = summary.first
     return TensorStatistics(
         count=count,
-        zero=totals.zero,
-        nan=totals.nan,
-        inf=totals.inf,
-        min=totals.min + 0.0 if any_finite else None,  # -0 is 0
-        max=totals.max + 0.0 if any_finite else None,
-        exact_sum=_exact(totals.sum),
-        exact_squares=_exact(totals.squares),
-        exponents={_LEAST_EXPONENT + int(place): int(exponents[place]) for place in np.flatnonzero(exponents)},
+        zero=summary.zero,
+        nan=summary.nan,
+        inf=summary.inf,
+        min=summary.min + 0.0 if any_finite else None,  # -0 is 0
+        max=summary.max + 0.0 if any_finite else None,
+        exact_sum=ExactSum(int.from_bytes(bytes(summary.sum), "little", signed=True)),
+        exact_squares=ExactSum(int.from_bytes(bytes(summary.squares), "little", signed=True)),
+        exponents={
+            place: times
+            for place, times in enumerate(summary.exponents[first : summary.last], first + _LEAST_EXPONENT)
+            if times
+        },
     )
-
-
-def _exact(limbs: ctypes.Array[ctypes.c_int64]) -> ExactSum:
-    return ExactSum.of_limbs(np.ctypeslib.as_array(limbs))

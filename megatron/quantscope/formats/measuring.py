@@ -1,7 +1,9 @@
 """Measure a tensor: its statistics, in one read and in bounded memory.
 
-On the CPU the C++ kernels count bf16, fp16 and float32. Elsewhere bf16 and fp16 are counted by bit pattern, and other
-dtypes go through float64, which holds float32 and narrower exactly. All ways give the same numbers, exactly.
+On the CPU the C++ kernels count bf16, fp16 and float32. Without them bf16 and fp16 are counted by bit pattern, and
+other dtypes go through float64, which holds float32 and narrower exactly. They all give the same numbers, exactly.
+On CUDA, Triton kernels count what fits a float32: sum and sum of squares are those of float64 there
+(`triton_statistics` states the bound), and the other figures are exact.
 """
 
 from __future__ import annotations
@@ -36,6 +38,11 @@ def measure(tensor: Tensor) -> TensorStatistics:
 
         if x.dtype in cpp_measure.DTYPES:
             return cpp_measure.statistics_of(slabs.flat(x))
+    if x.is_cuda and BACKENDS["triton"].lacks() is None:
+        from megatron.quantscope.formats import triton_statistics
+
+        if x.dtype in triton_statistics.DTYPES:
+            return triton_statistics.statistics_of(x)
     return plain_statistics(x)
 
 

@@ -80,6 +80,8 @@ def flat_view(x: Tensor) -> Tensor:
 
 def flat(x: Tensor) -> Tensor:
     """The elements of any x, [n], in any order; without a copy where there are no gaps or overlaps."""
+    if x.is_contiguous():
+        return x.view(-1)
     return flat_view(x).view(-1) if is_dense(x) else x.contiguous().view(-1)
 
 

@@ -82,6 +82,7 @@ class TensorStatistics:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict of what JSON can hold: exponents as strings, a sum beyond float64 as None."""
+        total, squares = self.sum, self.sum_squares
         return {
             "count": self.count,
             "zero": self.zero,
@@ -89,8 +90,8 @@ class TensorStatistics:
             "inf": self.inf,
             "min": self.min,
             "max": self.max,
-            "sum": self.sum if math.isfinite(self.sum) else None,
-            "sum_squares": self.sum_squares if math.isfinite(self.sum_squares) else None,
+            "sum": total if math.isfinite(total) else None,
+            "sum_squares": squares if math.isfinite(squares) else None,
             "exponents": {str(exponent): count for exponent, count in self.exponents.items()},
         }
 

@@ -52,7 +52,7 @@ def can_run(fmt: Format) -> bool:
 
 def run(x: Tensor, out: Tensor, job: Job) -> None:
     """Quantise and dequantise dense x into `out`, which has its shape, dtype and strides, or is x."""
-    with _on(x.device):
+    with on_device(x.device):
         if job.fmt.block is None:
             _launch_flat(x, out, job)
         else:
@@ -70,7 +70,7 @@ def run_both(x: Tensor, along_row: Tensor, down_column: Tensor, job: Job) -> Non
     block = job.fmt.block
     blocks = TILE // block**2
     grid = (triton.cdiv(rows, block) * triton.cdiv(columns, blocks * block),)
-    with _on(x.device):
+    with on_device(x.device):
         triton_kernels.both_kernel[grid](
             _memory(x),
             _memory(along_row),
@@ -95,7 +95,7 @@ def encode(x: Tensor, codes: Tensor, scales: Tensor | None, job: Job) -> None:
             is NaN) or, for nvfp4, E4M3 (0x7F is NaN). None for a format without block scales.
         job: What to do.
     """
-    with _on(x.device):
+    with on_device(x.device):
         table = _table(job.fmt, x.device)
         if job.fmt.block is None:
             _launch_flat(x, codes, job, table=table)
@@ -175,7 +175,7 @@ def _tensor_amax(x: Tensor, job: Job, scale: Scale) -> Tensor | None:
     return bits.view(torch.float32)
 
 
-def _on(device: torch.device) -> AbstractContextManager[Any]:
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
     """Triton launches on the current device; changing it costs more than asking which it is."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return nullcontext()

@@ -13,6 +13,7 @@ from megatron.quantscope.formats import (
     catalog,
     cpp_backend,
     cpp_build,
+    cpp_measure,
     fake_quantize,
     fake_quantize_both,
 )
@@ -86,7 +87,15 @@ def test_the_kernels_can_do_all_formats():
 
 
 @has_compiler
-@pytest.mark.parametrize(("structure", "header"), [(cpp_backend.Rule, "rule.h"), (cpp_backend.Call, "tensors.h")])
+@pytest.mark.parametrize(
+    ("structure", "header"),
+    [
+        (cpp_backend.Rule, "rule.h"),
+        (cpp_backend.Call, "tensors.h"),
+        (cpp_measure.Summary, "totals.h"),
+        (cpp_measure.Damage, "errors.h"),
+    ],
+)
 def test_structures_lie_in_memory_as_those_of_the_sources(structure, header, tmp_path):
     """The compiler is asked; an assertion that is false shows that it answers."""
 

@@ -94,6 +94,30 @@ def with_one(odd: float) -> Callable[[torch.dtype], Tensor]:
     return make
 
 
+def falling(dtype: torch.dtype) -> Tensor:
+    """Every sweep leaves the same share to the next: binades from the largest to the smallest, over and over."""
+    fields = torch.arange(20_000) % (fields_of(dtype) - 1)
+    numbers = torch.Generator().manual_seed(4)
+    fractions = torch.randint(0, 1 << FRACTION_BITS[dtype], (8,), generator=numbers)
+    return from_bits(fields % 2, fields, fractions[fields % 8], dtype)
+
+
+def few_far_below(dtype: torch.dtype) -> Tensor:
+    """What one sweep leaves out is little, but of many it makes a sweep that leaves something out itself."""
+    x = of_few_values(dtype, 60_000, fields=(fields_of(dtype) - 4, fields_of(dtype) - 1))
+    far = of_few_values(dtype, 60_000, fields=(0, fields_of(dtype) - 1))
+    return torch.where(torch.arange(60_000) % 9 == 0, far, x)
+
+
+def mostly_not_finite(dtype: torch.dtype) -> Tensor:
+    """And whole vectors of zeros."""
+    x = of_few_values(dtype, 30_000, fields=(3, 28))
+    x[torch.arange(30_000) % 5 < 3] = -math.inf
+    x[::77] = math.nan
+    x[10_000:15_000] = 0.0
+    return x
+
+
 def bits_of_all_kinds(dtype: torch.dtype) -> Tensor:
     x = random_bits(dtype, 3000, fields=(0, fields_of(dtype)))
     x[:6] = torch.tensor([0.0, -0.0, math.nan, math.inf, -math.inf, torch.finfo(dtype).smallest_normal / 2])
@@ -118,6 +142,10 @@ CASES: dict[str, Callable[[torch.dtype], Tensor]] = {
     "nearly subnormal": lambda dtype: random_bits(dtype, 5000, fields=(0, 16)),
     "window ends at subnormals": lambda dtype: random_bits(dtype, 5000, fields=(0, 17)),
     "largest": lambda dtype: random_bits(dtype, 5000, fields=(fields_of(dtype) - 2, fields_of(dtype) - 1)),
+    "falling": falling,
+    "few far below": few_far_below,
+    "mostly not finite": mostly_not_finite,
+    "largest of all digits, long": lambda dtype: torch.full((70_001,), torch.finfo(dtype).max, dtype=dtype),
     "cancelling": lambda dtype: torch.cat([x := random_bits(dtype, 4096 + 512, fields=(5, 25)), -x]),
 }
 by_case = pytest.mark.parametrize("case", CASES)
@@ -189,6 +217,19 @@ def test_every_length_and_alignment(dtype, architecture):
     for start, length in itertools.product((0, 1, 7), lengths):
         part = x[start : start + length]
         assert measure(part) == plain_statistics(part)
+
+
+@by_narrow
+def test_subnormals_count_where_the_machine_flushes_them(dtype, architecture):
+    x = torch.cat([random_bits(dtype, 3000, fields=(0, 2)), random_bits(dtype, 2000, fields=(12, 28))])
+    expected = measure(x)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this machine can not flush subnormals")
+    try:
+        found = measure(x)
+    finally:
+        torch.set_flush_denormal(False)
+    assert found == expected
 
 
 @by_narrow

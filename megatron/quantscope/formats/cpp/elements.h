@@ -11,10 +11,11 @@ namespace {
 struct Bf16 {
   using T = uint16_t;
   using Bits = I16;
+  using Unsigned = U16;
   using Lane = int16_t;
   static constexpr int FLOATS = 2, COUNT = HALF_LANES, FRACTION_BITS = FRACTION - 16;
 
-  static QS_INLINE Lane lane(int32_t float_bits) { return static_cast<Lane>(float_bits >> 16); }
+  static constexpr QS_INLINE Lane lane(int32_t float_bits) { return static_cast<Lane>(float_bits >> 16); }
   static QS_INLINE int32_t widened(Lane bits) { return bits << 16; }
   static QS_INLINE Bits magnitudes(const T* x) { return load<Bits>(x) & lane(~SIGN); }
   static QS_INLINE F32 part(Bits bits, int which) {
@@ -47,10 +48,11 @@ struct Bf16 {
 struct Fp32 {
   using T = float;
   using Bits = I32;
+  using Unsigned = U32;
   using Lane = int32_t;
   static constexpr int FLOATS = 1, COUNT = LANES, FRACTION_BITS = FRACTION;
 
-  static QS_INLINE Lane lane(int32_t float_bits) { return float_bits; }
+  static constexpr QS_INLINE Lane lane(int32_t float_bits) { return float_bits; }
   static QS_INLINE int32_t widened(Lane bits) { return bits; }
   static QS_INLINE Bits magnitudes(const T* x) { return load<Bits>(x) & ~SIGN; }
   static QS_INLINE F32 part(Bits bits, int) { return as<F32>(bits); }

@@ -24,6 +24,16 @@ struct Exact {
   void add(const Exact& other) {
     for (int i = 0; i < LIMBS; i++) limb[i] += other.limb[i];
   }
+
+  // With the carries passed on: a number of 32 * LIMBS bits, negative ones as their complement.
+  void digits(uint32_t* to) const {
+    int64_t carry = 0;
+    for (int i = 0; i < LIMBS; i++) {
+      const __int128 wide = static_cast<__int128>(limb[i]) + carry;
+      to[i] = static_cast<uint32_t>(wide);
+      carry = static_cast<int64_t>(wide >> 32);
+    }
+  }
 };
 
 // Many numbers on the way there: two additions each, into the row of its exponent.

@@ -38,28 +38,53 @@ bool qs_quantize_both(const Call* call, void* down, const Rule* rule) {
   }
 }
 
-// Onto `totals`, whose min and max are to be Inf and -Inf at first. Not for FP64.
-void qs_count(const Call* call, Totals* totals) {
+// Not for FP64.
+void qs_count(const Call* call, Summary* summary) {
+  Totals totals;
   switch (call->dtype) {
     case BF16:
-      return count<CountBf16>(*call, *totals);
+      count<CountBf16>(*call, totals);
+      break;
     case FP16:
-      return count<CountFp16>(*call, *totals);
+      count<CountFp16>(*call, totals);
+      break;
     default:
-      return count<CountFp32>(*call, *totals);
+      count<CountFp32>(*call, totals);
   }
+  summarise(totals, *summary);
 }
 
-// The same, and what a format does to the tensor, in blocks of rule->block also where the format has none.
-void qs_measure(const Call* call, const Rule* rule, const BlockFigures* figures, Totals* totals, Damage* damage) {
+// The same of rows [outer, length], and to `fields` [outer, blocks] the exponent field of the largest magnitude of every
+// 32 elements of a row.
+void qs_count_blocks(const Call* call, uint8_t* fields, Summary* summary) {
+  Totals totals;
   switch (call->dtype) {
     case BF16:
-      return measure_by_rule<CountBf16>(*call, *rule, *figures, *totals, *damage);
+      count_blocks<CountBf16, BF16>(*call, fields, totals);
+      break;
     case FP16:
-      return measure_by_rule<CountFp16>(*call, *rule, *figures, *totals, *damage);
+      count_blocks<CountFp16, FP16>(*call, fields, totals);
+      break;
     default:
-      return measure_by_rule<CountFp32>(*call, *rule, *figures, *totals, *damage);
+      count_blocks<CountFp32, FP32>(*call, fields, totals);
   }
+  summarise(totals, *summary);
+}
+
+// The statistics, and what a format does to the tensor, in blocks of rule->block also where the format has none.
+void qs_measure(const Call* call, const Rule* rule, const BlockFigures* figures, Summary* summary, Damage* damage) {
+  Totals totals;
+  switch (call->dtype) {
+    case BF16:
+      measure_by_rule<CountBf16>(*call, *rule, *figures, totals, *damage);
+      break;
+    case FP16:
+      measure_by_rule<CountFp16>(*call, *rule, *figures, totals, *damage);
+      break;
+    default:
+      measure_by_rule<CountFp32>(*call, *rule, *figures, totals, *damage);
+  }
+  summarise(totals, *summary);
 }
 
 }  // extern "C"

@@ -34,6 +34,9 @@ typedef float F32 __attribute__((vector_size(WIDTH)));
 typedef int32_t I32 __attribute__((vector_size(WIDTH)));
 typedef double F64 __attribute__((vector_size(WIDTH)));
 typedef int16_t I16 __attribute__((vector_size(WIDTH)));
+typedef int64_t I64 __attribute__((vector_size(WIDTH)));
+typedef uint32_t U32 __attribute__((vector_size(WIDTH)));
+typedef uint16_t U16 __attribute__((vector_size(WIDTH)));
 
 constexpr int FRACTION = 23;  // bits of a float32
 constexpr int BIAS = 127;
@@ -132,6 +135,12 @@ template <class Lane, int COUNT, class F> QS_INLINE Lane folded(Lane (&lanes)[CO
   return lanes[0];
 }
 
+template <class Lane, class V, class F> QS_INLINE Lane folded_by(V v, const F& f) {
+  Lane lanes[sizeof(V) / sizeof(Lane)];
+  put(lanes, v);
+  return folded(lanes, f);
+}
+
 // The largest of lanes that are not negative.
 QS_INLINE int16_t largest_magnitude(I16 v) {
 #if defined(__AVX2__)
@@ -170,12 +179,116 @@ QS_INLINE int32_t total(I32 v) {
 #endif
 }
 
-// Whether a comparison holds in any lane.
-template <class V> QS_INLINE bool any(V holds) {
+// Whether any bit is set, as it is where a comparison holds in any lane.
+template <class V> QS_INLINE bool any(V v) {
+#if defined(QS_AVX512)
+  return _mm512_test_epi32_mask((__m512i)v, (__m512i)v) != 0;
+#elif defined(__AVX2__)
+  return !_mm256_testz_si256((__m256i)v, (__m256i)v);
+#else
   uint64_t words[WIDTH / 8], found = 0;
-  put(words, holds);
+  put(words, v);
   for (uint64_t word : words) found |= word;
   return found != 0;
+#endif
 }
+
+#if defined(__AVX2__)
+#define QS_SWEEPS  // the machine has what `sweep.h` takes
+
+// A comparison as one bit a lane.
+QS_INLINE uint32_t bit_a_lane(I16 holds) {
+#if defined(QS_AVX512)
+  return _mm512_movepi16_mask((__m512i)holds);
+#else
+  const __m256i bytes = _mm256_packs_epi16((__m256i)holds, _mm256_setzero_si256());  // each half by itself
+  return static_cast<uint32_t>(_mm256_movemask_epi8(_mm256_permute4x64_epi64(bytes, 0x58)));
+#endif
+}
+QS_INLINE uint32_t bit_a_lane(I32 holds) {
+#if defined(QS_AVX512)
+  return _mm512_movepi32_mask((__m512i)holds);
+#else
+  return static_cast<uint32_t>(_mm256_movemask_ps((__m256)holds));
+#endif
+}
+
+// Which of eight lanes the bits of a byte stand for, one a byte, lowest first.
+struct Places {
+  uint64_t of[256];
+  constexpr Places() : of{} {
+    for (int bits = 0; bits < 256; bits++)
+      for (int lane = 7; lane >= 0; lane--)
+        if (bits >> lane & 1) of[bits] = of[bits] << 8 | static_cast<uint64_t>(lane);
+  }
+};
+constexpr Places PLACES{};
+
+// The lanes that `wanted` has bits for, one after the other: how many. As much as a vector may be written.
+template <class Lane> QS_INLINE int gathered(Lane* to, I32 v, uint32_t wanted) {
+  static_assert(sizeof(Lane) == 4);
+#if defined(QS_AVX512)
+  put(to, _mm512_maskz_compress_epi32(static_cast<__mmask16>(wanted), (__m512i)v));
+#else
+  const __m128i places = _mm_loadu_si64(PLACES.of + wanted);
+  put(to, _mm256_permutevar8x32_epi32((__m256i)v, _mm256_cvtepu8_epi32(places)));
+#endif
+  return __builtin_popcount(wanted);
+}
+template <class Lane> QS_INLINE int gathered(Lane* to, I16 v, uint32_t wanted) {
+  static_assert(sizeof(Lane) == 2);
+#if defined(__AVX512VBMI2__)
+  put(to, _mm512_maskz_compress_epi16(wanted, (__m512i)v));
+#else
+  __m128i eights[HALF_LANES / 8];
+  put(eights, v);
+  for (int i = 0, count = 0; i < HALF_LANES / 8; i++) {
+    const uint32_t bits = wanted >> (8 * i) & 255;
+    const __m128i places = _mm_cvtepu8_epi16(_mm_loadu_si64(PLACES.of + bits));
+    const __m128i bytes = _mm_add_epi16(_mm_mullo_epi16(places, _mm_set1_epi16(0x0202)), _mm_set1_epi16(0x0100));
+    put(to + count, _mm_shuffle_epi8(eights[i], bytes));
+    count += __builtin_popcount(bits);
+  }
+#endif
+  return __builtin_popcount(wanted);
+}
+
+// 2^n in the lanes where n is 0 to 15, 0 where it is 16 to 255.
+QS_INLINE I16 power_of_two(I16 n) {
+#if defined(QS_AVX512)
+  return (I16)_mm512_sllv_epi16(_mm512_set1_epi16(1), (__m512i)n);
+#else
+  const __m256i powers = _mm256_set_epi64x(0, static_cast<int64_t>(0x8040201008040201), 0, 0x8040201008040201);
+  const __m256i twice = _mm256_adds_epu8((__m256i)(n | n << 8), _mm256_set1_epi8(0x70));  // 16 and more: no place
+  return (I16)_mm256_shuffle_epi8(powers, _mm256_xor_si256(twice, _mm256_set1_epi16(0x0800)));
+#endif
+}
+
+// The sum of three bits, in every place: what stays, and what is carried.
+QS_INLINE I16 parity(I16 a, I16 b, I16 c) {
+#if defined(QS_AVX512)
+  return (I16)_mm512_ternarylogic_epi64((__m512i)a, (__m512i)b, (__m512i)c, 0x96);
+#else
+  return a ^ b ^ c;
+#endif
+}
+QS_INLINE I16 majority(I16 a, I16 b, I16 c) {
+#if defined(QS_AVX512)
+  return (I16)_mm512_ternarylogic_epi64((__m512i)a, (__m512i)b, (__m512i)c, 0xe8);
+#else
+  return (a & b) | ((a ^ b) & c);
+#endif
+}
+
+// In how many lanes a bit is set.
+QS_INLINE int lanes_with(I16 v, int bit) {
+#if defined(QS_AVX512)
+  return __builtin_popcount(_mm512_test_epi16_mask((__m512i)v, _mm512_set1_epi16(static_cast<short>(1 << bit))));
+#else
+  return __builtin_popcount(static_cast<uint32_t>(_mm256_movemask_epi8((__m256i)(v << (15 - bit)))) & 0xaaaaaaaa);
+#endif
+}
+
+#endif
 
 }  // namespace

@@ -12,15 +12,21 @@ namespace {
 enum Dtype : int32_t { BF16, FP16, FP32, FP64 };
 
 constexpr int HALF_FRACTION = 10, HALF_EMIN = -14, HALF_EMAX = 15;
-constexpr int32_t HALF_EXPONENT = 0x7c00, HALF_NAN = 0x7e00;
-constexpr float TO_HALF = 0x1p-112f, FROM_HALF = 0x1p112f;  // between the exponent fields of the two
+constexpr int32_t HALF_NORMAL = 0x0400, HALF_EXPONENT = 0x7c00, HALF_NAN = 0x7e00;
+constexpr int32_t REBASED = 112 << FRACTION;  // between the exponent fields of the two
+constexpr float TO_HALF = 0x1p-112f, HALF_UNIT = 0x1p-24f;
 
 inline int32_t widen(uint16_t bits, std::integral_constant<Dtype, BF16>) { return bits << 16; }
 
+// Of fp16: one element, or a vector of them. Exact also where the machine flushes subnormals.
+template <class I, class F> QS_INLINE I widened_half(I bits, F digits) {
+  const I a = bits & 0x7fff, moved = (a << (FRACTION - HALF_FRACTION)) + REBASED;
+  const I finite = a >= HALF_NORMAL ? moved : as<I>(digits * HALF_UNIT);
+  return (a >= HALF_EXPONENT ? moved + REBASED : finite) | ((bits & 0x8000) << 16);
+}
+
 inline int32_t widen(uint16_t bits, std::integral_constant<Dtype, FP16>) {
-  const int32_t a = (bits & 0x7fff) << (FRACTION - HALF_FRACTION);
-  const int32_t finite = as<int32_t>(as<float>(a) * FROM_HALF);  // exact, subnormals too
-  return ((bits & HALF_EXPONENT) == HALF_EXPONENT ? a | EXPONENT : finite) | ((bits & 0x8000) << 16);
+  return widened_half<int32_t>(bits, static_cast<float>(bits & 0x7fff));
 }
 
 inline int32_t widen(float x, std::integral_constant<Dtype, FP32>) { return as<int32_t>(x); }
@@ -67,6 +73,17 @@ template <> struct Stored<FP64> {
 template <Dtype DTYPE> void stage_in(const void* from, long offset, float* to, int count) {
   const auto* x = static_cast<const typename Stored<DTYPE>::T*>(from) + offset;
   for (int i = 0; i < count; i++) to[i] = as<float>(widen(x[i], std::integral_constant<Dtype, DTYPE>{}));
+}
+
+template <> inline void stage_in<FP16>(const void* from, long offset, float* to, int count) {
+  typedef uint16_t Halves __attribute__((vector_size(WIDTH / 2)));
+  const auto* x = static_cast<const uint16_t*>(from) + offset;
+  int i = 0;
+  for (; i + LANES <= count; i += LANES) {
+    const I32 bits = __builtin_convertvector(load<Halves>(x + i), I32);
+    put(to + i, widened_half(bits, __builtin_convertvector(bits & 0x7fff, F32)));
+  }
+  for (; i < count; i++) to[i] = as<float>(widen(x[i], std::integral_constant<Dtype, FP16>{}));
 }
 
 template <Dtype DTYPE> void stage_out(const float* from, void* to, long offset, int count) {

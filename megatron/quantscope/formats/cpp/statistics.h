@@ -1,249 +1,199 @@
-// What a tensor holds, counted exactly. For each sign and exponent: how many elements, the sum of their fractions m,
-// and the sum of m^2. These are whole numbers, so sum and sum of squares follow without rounding, in any order.
+// What a tensor holds, counted exactly: by vectors where the machine has them (`sweep.h`), else by tables (`tables.h`).
 //
-// One addition an element does all three where the fraction is short: they are packed into 64 bits, [m^2 | m | 1], and
-// unpacked before any of them can run over. Equal neighbours would wait for each other's addition, so neighbours go to
-// different copies of the table.
+// A sweep takes the binades near the largest element. What lies far below it is gathered until it is worth a sweep of
+// its own, with a largest element of its own, and so on; the 16 lowest binades of all are whole numbers of few bits.
+// So every element is swept once or, of ordinary tensors one in thousands, twice; and nothing is ever rounded.
 #pragma once
 
-#include "exact.h"
+#include <algorithm>
+#include <memory>
+
+#include "staging.h"
 #include "sweep.h"
+#include "tables.h"
 
 namespace {
 
-constexpr int LEAST_EXPONENT = -149;  // of a float32
-constexpr int EXPONENTS = 277;        // up to 127
-constexpr int COPIES = 8;             // of the tables
-constexpr int PADDING = 40;           // keeps their rows off equal places in a page, which the machine takes for one
+#if defined(QS_SWEEPS)
 
-// The result, as Python sees it. `cpp_measure.Totals` is the same structure.
-struct Totals {
-  int64_t zero, nan, inf;
-  int64_t exponents[EXPONENTS];  // finite elements but zeros, from LEAST_EXPONENT
-  float min, max;                // of the finite elements; Inf and -Inf if there are none
-  Exact sum, squares;
-
-  void add(const Totals& other) {
-    zero += other.zero;
-    nan += other.nan;
-    inf += other.inf;
-    for (int i = 0; i < EXPONENTS; i++) exponents[i] += other.exponents[i];
-    min = other.min < min ? other.min : min;
-    max = other.max > max ? other.max : max;
-    sum.add(other.sum);
-    squares.add(other.squares);
-  }
-};
-
-// T: the bits of an element, V: a vector of such, FRACTION_BITS and BIAS_: how its dtype is made.
-template <class T, class V, int FRACTION_BITS, int BIAS_> class Counter {
-  using Lane = std::remove_reference_t<decltype(V{}[0])>;
-  static constexpr int BITS = 8 * sizeof(T), BINS = 1 << (BITS - FRACTION_BITS), FIELDS = BINS / 2;
-  static constexpr int COUNT = WIDTH / static_cast<int>(sizeof(T));
-  static constexpr Lane ONE = static_cast<Lane>(1) << FRACTION_BITS;
-  static constexpr Lane MAGNITUDE = static_cast<Lane>(~(static_cast<uint64_t>(1) << (BITS - 1)));
-  static constexpr Lane INF = static_cast<Lane>(MAGNITUDE & ~(ONE - 1));
-  static constexpr bool SHORT = BITS == 16;
-  static constexpr int TALLY = SHORT ? (64 - 3 * FRACTION_BITS) / 3 : 17;  // bits of a count before it is unpacked
-  static constexpr int64_t ROUND = static_cast<int64_t>(COPIES) * ((1 << TALLY) - 1);
-  static constexpr int SWEEP = 4096;  // elements that stay in the first cache from one look to the next
+template <class D> class SweptCounter {
+  using Lane = typename D::Lane;
+  using Bits = typename D::Bits;
+  using Unsigned = typename D::Unsigned;
+  using Tables = TableCounter<std::make_unsigned_t<Lane>, Bits, D::FRACTION_BITS, BIAS>;
+  static constexpr Lane INF = static_cast<Lane>(D::lane(EXPONENT)), MAGNITUDE = static_cast<Lane>(~D::lane(SIGN));
+  static constexpr int MOST = MOST_SWEPT, MANY = MOST / 4, NOT_FINITE = 2 * BIAS + 1;
 
  public:
-  using Element = T;
+  using Element = typename D::T;
 
-  void add(const T* x, int64_t n) {
-    while (n > 0) {
-      int count = static_cast<int>(n < SWEEP ? n : SWEEP);
-      if (const int swept = sweep(x, count)) {
-        count = swept;
-      } else {
-        make_room(count);
-        look(x, count);
-        tally(x, count);
-      }
-      x += count;
-      n -= count;
+  void add(const Element* x, int64_t n) {
+    if (held_) {
+      const int taken = static_cast<int>(n < MOST - held_ ? n : MOST - held_);
+      hold(x, taken);
+      x += taken;
+      n -= taken;
     }
+    for (; n >= MOST; x += MOST, n -= MOST) count(x, MOST);
+    hold(x, static_cast<int>(n));
   }
 
   // Once, when all is added.
   const Totals& totals() {
-    unpack();
-    totals_.nan -= totals_.inf;  // they were counted together
-    totals_.min = least_ <= most_ ? value(least_) : __builtin_inff();
-    totals_.max = least_ <= most_ ? value(most_) : -__builtin_inff();
+    if (held_) count_padded(held_buffer_, held_);
+    while (left_) {
+      const int n = left_ < MOST ? left_ : MOST;
+      left_ -= n;
+      count_padded(left_buffer_ + left_, n);
+    }
+    if (tables_) totals_.add(tables_->totals());
+    if (least_ <= most_) {
+      totals_.min = value(least_);
+      totals_.max = value(most_);
+    }
     return totals_;
   }
 
  private:
-  // The number whose bits, as a signed integer in the order of values, are `key`.
-  static float value(Lane key) {
-    const Lane bits = key ^ ((key >> (BITS - 1)) & MAGNITUDE);
-    const int field = (bits & MAGNITUDE) >> FRACTION_BITS, fraction = bits & (ONE - 1);
-    const double digits = field ? fraction + static_cast<double>(ONE) : fraction;
-    const double magnitude = __builtin_ldexp(digits, (field ? field : 1) - BIAS_ - FRACTION_BITS);
-    return static_cast<float>(bits < 0 ? -magnitude : magnitude);
+  static Lane key(Lane bits) { return bits ^ ((bits >> (8 * sizeof(Lane) - 1)) & MAGNITUDE); }  // in order of values
+  static float value(Lane key_of_it) { return as<float>(D::widened(key(key_of_it))); }
+
+  // What is too little for a sweep waits.
+  void hold(const Element* x, int n) {
+    std::memcpy(held_buffer_ + held_, x, n * sizeof(Element));
+    held_ += n;
+    if (held_ < MOST) return;
+    held_ = 0;
+    count(held_buffer_, MOST);
   }
 
-  // A copy of the tables gets an eighth of the elements, rounded up.
-  void make_room(int count) {
-    if (pending_ + count + COPIES > ROUND) unpack();
-    pending_ += count + COPIES;
+  void count(const Element* x, int n) { count(x, n, look(x, n)); }
+
+  // Any number of elements, with room for a whole group of them.
+  void count_padded(Element* x, int n) {
+    const int whole = (n + GROUP - 1) / GROUP * GROUP;
+    std::fill(x + n, x + whole, x[n - 1]);
+    const int top = look(x, whole);
+    std::fill(x + n, x + whole, as<Element>(top == NOT_FINITE ? INF : Lane{}));
+    (top == NOT_FINITE ? totals_.inf : totals_.zero) -= whole - n;
+    count(x, whole, top);
   }
 
-  // The first elements of x by vectors: how many; 0 where that can not be done.
-  int sweep([[maybe_unused]] const T* x, [[maybe_unused]] int n) {
-#if defined(QS_AVX512)
-    if constexpr (std::is_same_v<V, I16> && FRACTION_BITS == 7) {
-      n -= n % GROUP;
-      V amax{}, least = all(least_), most = all(most_);
-      for (int i = 0; i < n; i += COUNT) {
-        const V v = load<V>(x + i), a = v & MAGNITUDE, key = v ^ ((v >> (BITS - 1)) & MAGNITUDE);
-        amax = larger(amax, a);
-        least = smaller(least, key);
-        most = larger(most, key);
-      }
-      const int top = largest_magnitude(amax) >> FRACTION_BITS;
-      if (!n || top < WINDOW || top == FIELDS - 1) return 0;
-      for (int lane = 0; lane < COUNT; lane++) {
-        least_ = least[lane] < least_ ? least[lane] : least_;
-        most_ = most[lane] > most_ ? most[lane] : most_;
-      }
-      Sweep vectors(top);
-      vectors.add(x, n, [&](uint32_t rest, int place) __attribute__((noinline)) {
-        make_room(COUNT);
-        for (; rest; rest &= rest - 1) add_one(x[place + __builtin_ctz(rest)]);
-      });
-      int64_t counts[WINDOW];
-      vectors.into(counts, totals_.sum, totals_.squares);
-      for (int r = 0; r < WINDOW; r++) count(top - r - BIAS_, counts[r]);
-      return n;
+  // n elements, whole groups; `top` is the exponent field of the largest magnitude.
+  void count(const Element* x, int n, int top) {
+    if (top == NOT_FINITE) return separate(x, n);
+    if (top < WINDOW) return count_lowest(x, n);
+    const int before = left_;
+    Sweep<D> sweep(top);
+    sweep.add(x, n, [&](Bits v, Bits outside) __attribute__((noinline)) {
+      const uint32_t zeros = bit_a_lane((v & MAGNITUDE) == 0), wanted = bit_a_lane(outside) & ~zeros;
+      totals_.zero += __builtin_popcount(zeros);
+      left_ += gathered(left_buffer_ + left_, v, wanted);
+    });
+    sweep.onto(totals_);
+    if (left_ - before > MANY) {
+      if (!tables_) tables_.reset(new Tables);
+      tables_->add(reinterpret_cast<const typename Tables::Element*>(left_buffer_ + before), left_ - before);
+      left_ = before;
     }
-#endif
-    return 0;
+    if (left_ < MOST) return;
+    left_ -= MOST;
+    count(left_buffer_ + left_, MOST);  // whose own rest goes where they were read
   }
 
-  // A finite element whose extremes are known.
-  void add_one(T x) {
-    const uint32_t a = x & static_cast<uint32_t>(MAGNITUDE);
-    if (!a)
-      totals_.zero++;
-    else
-      tally_one(x, next_copy_++ % COPIES);
-    if (a && a < static_cast<uint32_t>(ONE)) count(31 - __builtin_clz(a) + 1 - BIAS_ - FRACTION_BITS, 1);
+  // The exponent field of the largest magnitude. If all are finite, they count for the extremes.
+  int look(const Element* x, int n) {
+    Bits largest = all(static_cast<Lane>(~MAGNITUDE));  // of those that are not negative, if there are any
+    Unsigned most{}, least = ~Unsigned{};               // of the bits: negative ones are above all others
+    for (int i = 0; i < n; i += D::COUNT) {
+      const Bits v = load<Bits>(x + i);
+      largest = larger(largest, v);
+      most = larger(most, as<Unsigned>(v));
+      least = smaller(least, as<Unsigned>(v));
+    }
+    using Word = std::make_unsigned_t<Lane>;
+    const Lane high = folded_by<Lane>(largest, [](Lane a, Lane b) { return a > b ? a : b; });
+    const Word top = folded_by<Word>(most, [](Word a, Word b) { return a > b ? a : b; });
+    const Word bottom = folded_by<Word>(least, [](Word a, Word b) { return a < b ? a : b; });
+    const Lane negative = static_cast<Lane>(top), amax = std::max<Lane>(high, top & MAGNITUDE);
+    if (amax >= INF) return NOT_FINITE;
+    least_ = std::min(least_, key(negative < 0 ? negative : static_cast<Lane>(bottom)));
+    most_ = std::max(most_, key(high >= 0 ? high : static_cast<Lane>(bottom)));
+    return amax >> D::FRACTION_BITS;
   }
 
-  // Zeros, infinities and extremes; and subnormals, which need a closer look, if there are any.
-  void look(const T* x, int n) {
-    V zero{}, inf{}, subnormal{}, least = all(least_), most = all(most_);
-    int i = 0;
-    for (; i + COUNT <= n; i += COUNT) {
-      const V v = load<V>(x + i), a = v & MAGNITUDE, key = v ^ ((v >> (BITS - 1)) & MAGNITUDE);
-      zero -= a == V{};
-      inf -= a == INF;
-      subnormal |= (a < ONE) & (a != V{});
-      least = smaller(least, a < INF ? key : all(MAGNITUDE));
-      most = larger(most, a < INF ? key : all(static_cast<Lane>(~MAGNITUDE)));
+  // Elements among which some are not finite: these are counted, and the others are by themselves.
+  void separate(const Element* x, int n) {
+    alignas(WIDTH) Element finite[MOST + D::COUNT];
+    int count = 0;
+    for (int i = 0; i < n; i += D::COUNT) {
+      const Bits v = load<Bits>(x + i), a = v & MAGNITUDE;
+      totals_.inf += __builtin_popcount(bit_a_lane(a == INF));
+      totals_.nan += __builtin_popcount(bit_a_lane(a > INF));
+      count += gathered(finite + count, v, bit_a_lane(a < INF));
     }
-    for (int lane = 0; lane < COUNT; lane++) {
-      totals_.zero += zero[lane];
-      totals_.inf += inf[lane];
-      least_ = least[lane] < least_ ? least[lane] : least_;
-      most_ = most[lane] > most_ ? most[lane] : most_;
-    }
-    bool search = any(subnormal);
-    for (; i < n; i++) {
-      const Lane v = static_cast<Lane>(x[i]), a = v & MAGNITUDE, key = v ^ ((v >> (BITS - 1)) & MAGNITUDE);
-      totals_.zero += a == 0;
-      totals_.inf += a == INF;
-      search |= a != 0 && a < ONE;
-      if (a < INF && key < least_) least_ = key;
-      if (a < INF && key > most_) most_ = key;
-    }
-    if (!search) return;
-    for (int j = 0; j < n; j++) {
-      const uint32_t a = static_cast<uint32_t>(x[j]) & static_cast<uint32_t>(MAGNITUDE);
-      if (a && a < static_cast<uint32_t>(ONE)) count(31 - __builtin_clz(a) + 1 - BIAS_ - FRACTION_BITS, 1);
-    }
+    if (count) count_padded(finite, count);
   }
 
-  void count(int exponent, int64_t times) { totals_.exponents[exponent - LEAST_EXPONENT] += times; }
-
-  void tally(const T* x, int n) {
-    int i = 0;
-    for (; i + COPIES <= n; i += COPIES)
-      for (int copy = 0; copy < COPIES; copy++) tally_one(x[i + copy], copy);
-    for (; i < n; i++) tally_one(x[i], i % COPIES);
+  // Elements of the 16 lowest exponent fields, as whole numbers of the smallest.
+  void count_lowest(const Element* x, int n) {
+    constexpr int UNIT = 1 - BIAS - D::FRACTION_BITS;
+    constexpr int64_t ONE = 1ll << D::FRACTION_BITS;
+    int64_t sum = 0;
+    unsigned __int128 squares = 0;
+    for (int i = 0; i < n; i++) {
+      const Lane bits = as<Lane>(x[i]);
+      const int field = (bits & MAGNITUDE) >> D::FRACTION_BITS;
+      const int64_t fraction = bits & (ONE - 1), units = field ? (fraction | ONE) << (field - 1) : fraction;
+      if (units)
+        totals_.count(63 - __builtin_clzll(units) + UNIT, 1);
+      else
+        totals_.zero++;
+      sum += bits < 0 ? -units : units;
+      squares += static_cast<unsigned __int128>(units) * units;
+    }
+    totals_.sum.add(sum, UNIT);
+    totals_.squares.add(static_cast<int64_t>(squares & UINT32_MAX), 2 * UNIT);
+    totals_.squares.add(static_cast<int64_t>(squares >> 32), 2 * UNIT + 32);
   }
 
-  QS_INLINE void tally_one(T x, int copy) {
-    const uint64_t m = x & (ONE - 1);
-    if constexpr (SHORT) {
-      packed_[copy][x >> FRACTION_BITS] += PACKS.of[m];
-    } else {
-      packed_[copy][x >> FRACTION_BITS] += m << TALLY | 1;
-      squares_[copy][x >> FRACTION_BITS] += m * m;
-    }
-  }
-
-  void unpack() {
-    for (int bin = 0; bin < BINS; bin++) {
-      int64_t n = 0, fractions = 0;
-      unsigned __int128 squares = 0;
-      for (int copy = 0; copy < COPIES; copy++) {
-        const uint64_t word = packed_[copy][bin];
-        packed_[copy][bin] = 0;
-        n += word & ((1 << TALLY) - 1);
-        if constexpr (SHORT) {
-          fractions += word >> TALLY & ((1ull << (TALLY + FRACTION_BITS)) - 1);
-          squares += word >> (2 * TALLY + FRACTION_BITS);
-        } else {
-          fractions += word >> TALLY;
-          squares += squares_[copy][bin];
-          squares_[copy][bin] = 0;
-        }
-      }
-      if (n) settle(bin, n, fractions, squares);
-    }
-    pending_ = 0;
-  }
-
-  // All elements of a sign and exponent: their digits are 2^F + m, or m if they are subnormal.
-  void settle(int bin, int64_t n, int64_t fractions, unsigned __int128 squares) {
-    const int field = bin % FIELDS, unit = (field ? field : 1) - BIAS_ - FRACTION_BITS;
-    if (field == FIELDS - 1) {
-      totals_.nan += n;
-      return;
-    }
-    if (field) count(field - BIAS_, n);
-    const int64_t sign = bin < FIELDS ? 1 : -1;
-    totals_.sum.add(sign * fractions, unit);
-    totals_.squares.add(static_cast<int64_t>(squares & 0xffffffff), 2 * unit);
-    totals_.squares.add(static_cast<int64_t>(squares >> 32), 2 * unit + 32);
-    if (!field) return;
-    totals_.sum.add(sign * n, unit + FRACTION_BITS);
-    totals_.squares.add(fractions, 2 * unit + FRACTION_BITS + 1);
-    totals_.squares.add(n, 2 * (unit + FRACTION_BITS));
-  }
-
-  struct Packs {  // [m^2 | m | 1] of each short fraction
-    uint64_t of[SHORT ? 1 << FRACTION_BITS : 1];
-    constexpr Packs() : of{} {
-      for (uint64_t m = 0; SHORT && m < (1ull << FRACTION_BITS); m++)
-        of[m] = m * m << (2 * TALLY + FRACTION_BITS) | m << TALLY | 1;
-    }
-  };
-  static constexpr Packs PACKS{};
-
-  Totals totals_{};
-  Lane least_ = MAGNITUDE, most_ = static_cast<Lane>(~MAGNITUDE);
-  int64_t pending_ = 0;
-  unsigned next_copy_ = 0;  // of the table, for elements that come one by one
-  uint64_t packed_[COPIES][BINS + PADDING] = {}, squares_[COPIES][SHORT ? 1 : BINS + PADDING] = {};
+  Totals totals_;
+  Lane least_ = MAGNITUDE, most_ = static_cast<Lane>(~MAGNITUDE);  // keys
+  int held_ = 0, left_ = 0;
+  std::unique_ptr<Tables> tables_;  // rarely needed
+  alignas(WIDTH) Element held_buffer_[MOST], left_buffer_[2 * MOST + GROUP];
 };
 
-using CountBf16 = Counter<uint16_t, I16, 7, 127>;
-using CountFp16 = Counter<uint16_t, I16, 10, 15>;
-using CountFp32 = Counter<uint32_t, I32, 23, 127>;
+// fp16 as the float32 that it widens to.
+class WidenedCounter {
+ public:
+  using Element = uint16_t;
+
+  void add(const uint16_t* x, int64_t n) {
+    alignas(WIDTH) float wide[MOST_SWEPT];
+    for (; n > 0; x += MOST_SWEPT, n -= MOST_SWEPT) {
+      const int count = static_cast<int>(n < MOST_SWEPT ? n : MOST_SWEPT);
+      stage_in<FP16>(x, 0, wide, count);
+      floats_.add(wide, count);
+    }
+  }
+
+  const Totals& totals() { return floats_.totals(); }
+
+ private:
+  SweptCounter<Fp32> floats_;
+};
+
+using CountBf16 = SweptCounter<Bf16>;
+using CountFp16 = WidenedCounter;
+using CountFp32 = SweptCounter<Fp32>;
+
+#else
+
+using CountBf16 = TableCounter<uint16_t, I16, 7, 127>;
+using CountFp16 = TableCounter<uint16_t, I16, 10, 15>;
+using CountFp32 = TableCounter<uint32_t, I32, 23, 127>;
+
+#endif
 
 }  // namespace
