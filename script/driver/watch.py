@@ -23,7 +23,7 @@ class Collected:
 
     Attributes:
         rows: Tensor rows.
-        files: Rows that wrote a file.
+        files: Files of their tensors.
         file_bytes: Of these files.
         samples: (iteration, first sample) of every micro-batch seen.
         scalars: Committed iteration -> its scalars, such as "lm loss".
@@ -62,10 +62,15 @@ class Collected:
         """
         kind = row.get("kind")
         if kind == "tensor":
-            sample, file_bytes = (row["iteration"], row["sample_idx"]), 0 if row["reference"] else int(row["bytes"])
+            sample, own_file = (row["iteration"], row["sample_idx"]), row["store"] == "pt" and not row["reference"]
+            file_bytes = int(row["bytes"]) if own_file else 0
             self.rows += 1
             self.samples.add(sample)
-            self.files += not row["reference"]
+            self.files += own_file
+            self.file_bytes += file_bytes
+        elif kind == "segment":
+            file_bytes = int(row["bytes"])
+            self.files += 1
             self.file_bytes += file_bytes
         elif kind == "commit":
             self.scalars.setdefault(row["iteration"], {}).update(row.get("scalars") or {})

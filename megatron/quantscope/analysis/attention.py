@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,8 +17,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from megatron.quantscope.analysis.tables import location_of
 from megatron.quantscope.capture.errors import CaptureError
-from megatron.quantscope.capture.tensor_file import load_file
+from megatron.quantscope.capture.location import Location
 
 if TYPE_CHECKING:
     import pandas
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 MAP_SIZE = 128
 _QUERIES = 256
 _RANK_4 = 4
-_FIRST = ["iteration", "micro_batch", "sample_idx", "rank", "file"]
+_FIRST = ["iteration", "micro_batch", "sample_idx", "rank", "file", "offset"]
 
 Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionPair:
-    """The files of one layer's q and k, of one micro-batch and rank."""
+    """One layer's q and k, of one micro-batch and rank."""
 
     quant_type: str
     layer: int
-    query: str
-    key: str
+    query: Location
+    key: Location
     where: str
 
 
@@ -76,15 +76,15 @@ def attention_pairs(summary: pandas.DataFrame) -> list[AttentionPair]:
             same = key[column] == query[column].iloc[0]
             key = key[same | (key[column].isna() & query[column].isna().iloc[0])]
         if not key.empty:
-            files = {"query": query["file"].iloc[0], "key": key["file"].iloc[0]}
-            pairs.append(AttentionPair(quant_type=quant_type, layer=int(layer), where=_where(query), **files))
+            q_and_k = {"query": location_of(query.iloc[0]), "key": location_of(key.iloc[0])}
+            pairs.append(AttentionPair(quant_type=quant_type, layer=int(layer), where=_where(query), **q_and_k))
     return pairs
 
 
 def view_attention(pair: AttentionPair) -> AttentionView | None:
     """Recompute one layer's attention; None when the files can not be read or their shapes are not q's and k's."""
     try:
-        query, key = load_file(Path(pair.query))[0], load_file(Path(pair.key))[0]
+        query, key = pair.query.load(), pair.key.load()
     except CaptureError:  # the scan has listed it
         return None
     shapes_fit = query.dim() == key.dim() == _RANK_4 and query.shape[3] == key.shape[3]

@@ -8,14 +8,14 @@ own quantisation: results are compared, the first micro-batch of the first itera
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from megatron.quantscope.analysis.format_errors import FormatError
+from megatron.quantscope.analysis.tables import location_of
 from megatron.quantscope.capture.errors import CaptureError
-from megatron.quantscope.capture.tensor_file import load_file
+from megatron.quantscope.capture.location import Location
 
 if TYPE_CHECKING:
     import pandas
@@ -33,8 +33,8 @@ class DivergencePair:
     site: str
     symbol: str
     layer: int
-    file: str
-    baseline_file: str
+    location: Location
+    baseline_location: Location
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,8 @@ def divergence_pairs(summary: pandas.DataFrame, baseline: str) -> list[Divergenc
         return []
     rows = rows[rows["iteration"] == rows["iteration"].min()]
     rows = rows[rows["micro_batch"] == rows["micro_batch"].min()]
-    of_baseline = rows[rows["quant_type"] == baseline][[*_KEY, "file"]]
+    rows = rows.assign(location=[location_of(row) for row in rows.to_dict("records")])
+    of_baseline = rows[rows["quant_type"] == baseline][[*_KEY, "location"]]
     others = rows[rows["quant_type"] != baseline].merge(of_baseline, on=_KEY, suffixes=("", "_baseline"))
     return [
         DivergencePair(
@@ -68,17 +69,17 @@ def divergence_pairs(summary: pandas.DataFrame, baseline: str) -> list[Divergenc
             site=row.site,
             symbol=row.symbol,
             layer=int(row.layer_idx),
-            file=row.file,
-            baseline_file=row.file_baseline,
+            location=row.location,
+            baseline_location=row.location_baseline,
         )
         for row in others.itertuples()
     ]
 
 
 def compare_pair(pair: DivergencePair) -> Divergence | None:
-    """Compare two files; None when one can not be read or their shapes differ."""
+    """Compare two tensors; None when one can not be read or their shapes differ."""
     try:
-        x, reference = (load_file(Path(file))[0] for file in (pair.file, pair.baseline_file))
+        x, reference = (location.load() for location in (pair.location, pair.baseline_location))
     except CaptureError:  # the scan has listed it
         return None
     if x.shape != reference.shape:

@@ -59,6 +59,7 @@ ROLES: dict[tuple[str, str], Role] = {
     ("attention", "query"): _role("q", "attention query", ACTIVATION, True),
     ("attention", "key"): _role("k", "attention key", ACTIVATION, True),
     ("attention", "value"): _role("v", "attention value", ACTIVATION, True, 0),  # o = p v sums over keys
+    ("attention", "attention_probs"): _role("p", "attention probabilities", ACTIVATION, True),
     ("attention", "output"): _role("o", "attention output", ACTIVATION, False),
     ("attention", "grad_output"): _role("do", "attention grad output", GRADIENT, True),
     ("attention", "grad_query"): _role("dq", "attention grad query", GRADIENT, False),

@@ -1,24 +1,25 @@
-"""The one pass over a capture: every file is read once, by one worker, and becomes a row of the summary table.
+"""The one pass over a capture: every tensor is read once, by one worker, and becomes a row of the summary table.
 
 A worker holds one tensor, memory-mapped, and a few megabytes beside it; what comes back is a row. So memory does not
-grow with the capture, and a tensor file of any size costs its pages once. A file that can not be read becomes a
-`Problem` and the scan goes on.
+grow with the capture, and a tensor of any size costs its pages once. One that can not be read becomes a `Problem` and
+the scan goes on.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from megatron.quantscope.analysis.format_errors import Treatment
-from megatron.quantscope.analysis.roles import role_of
+from megatron.quantscope.analysis.roles import WEIGHT, role_of
 from megatron.quantscope.analysis.summary import summarize
 from megatron.quantscope.analysis.tables import Row, summary_row
 from megatron.quantscope.analysis.workers import Workers
 from megatron.quantscope.capture.errors import CaptureError
+from megatron.quantscope.capture.location import Location
 from megatron.quantscope.capture.reader import Capture
 from megatron.quantscope.capture.record import TensorRecord
 
@@ -27,10 +28,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Problem:
-    """A file that could not be read.
+    """Something that could not be read.
 
     Attributes:
-        file: Its path.
+        file: The path of its file.
         reason: One line.
     """
 
@@ -40,12 +41,12 @@ class Problem:
 
 @dataclass
 class ScanLog:
-    """What came of the files of a scan; filled while its rows are drawn.
+    """What came of a scan; filled while its rows are drawn.
 
     Attributes:
-        files: Files that were read.
+        files: Tensors that were read.
         bytes: Their bytes.
-        problems: Those that could not be read.
+        problems: What could not be read.
     """
 
     files: int = 0
@@ -53,13 +54,25 @@ class ScanLog:
     problems: list[Problem] = field(default_factory=list)
 
 
-def distinct_files(capture: Capture) -> list[TensorRecord]:
-    """One record a file: the first of those that share it."""
-    first: dict[Path, TensorRecord] = {}
+def distinct_tensors(capture: Capture) -> list[TensorRecord]:
+    """One record a tensor that was kept: the first of the rows that stand for it, as they were shown.
+
+    A weight's rows of one iteration stand for one tensor. Other rows that share bytes in a segment do not: an output
+    that is the next module's input plays two parts, and a `pt` capture holds it twice.
+    """
+    first: dict[Hashable, TensorRecord] = {}
     for record in capture.records:
-        if record.path not in first or (first[record.path].reference and not record.reference):
-            first[record.path] = record
+        if record.location is not None:
+            first.setdefault(_tensor_key(record, record.location), record)
     return list(first.values())
+
+
+def _tensor_key(record: TensorRecord, location: Location) -> Hashable:
+    if record.offset is None:
+        return location
+    of_step = role_of(record.layer_type, record.tensor_name).family == WEIGHT
+    moment = (record.rank, record.iteration, None if of_step else record.micro_batch)
+    return location, moment, record.module, record.layer_type, record.tensor_name
 
 
 def scan(
@@ -69,21 +82,27 @@ def scan(
     log: ScanLog,
     advance: Callable[[int], None] = lambda size: None,
 ) -> Iterator[Row]:
-    """Read every file of a capture once.
+    """Read every tensor of a capture once.
 
     Args:
         capture: What to read.
         workers: Where to read it.
         treatments: What to try on each tensor.
         log: Filled as the scan goes on.
-        advance: Called with the bytes of each file when it is done.
+        advance: Called with the bytes of each tensor when it is done.
 
     Yields:
         Rows of the summary table, in the order of the capture's records.
     """
+    without = [record for record in capture.records if record.location is None]
+    if without:
+        run = without[0].run_folder or capture.directory
+        problem = Problem(run, f"{len(without)} rows have statistics only: there is no tensor to analyse")
+        logger.warning("%s: %s", problem.file.name, problem.reason)
+        log.problems.append(problem)
     handle = replace(capture, records=[], problems=[])  # what a worker needs to open files
     measure = partial(measure_file, handle, treatments)
-    for record, outcome in workers.map(measure, distinct_files(capture)):
+    for record, outcome in workers.map(measure, distinct_tensors(capture)):
         if isinstance(outcome, Problem):
             logger.warning("%s: %s", outcome.file.name, outcome.reason)
             log.problems.append(outcome)
@@ -104,8 +123,10 @@ def measure_file(
         axis = role_of(record.layer_type, record.tensor_name).contraction
         summary = summarize(tensor, axis=axis, treatments=treatments)
     except CaptureError as error:
-        return record, Problem(record.path, str(error))
+        return record, Problem(record.path or capture.directory, str(error))
     except (TypeError, RuntimeError, MemoryError) as error:  # a dtype without real values, a file cut while it was read
-        return record, Problem(record.path, f"can not be measured: {str(error).partition(chr(10))[0]}")
+        return record, Problem(
+            record.path or capture.directory, f"can not be measured: {str(error).partition(chr(10))[0]}"
+        )
     known = replace(record, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
     return record, summary_row(known, summary)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,8 +10,9 @@ import numpy.typing as npt
 
 from megatron.quantscope.analysis.channels import max_pooled, tokens_by_channels
 from megatron.quantscope.analysis.roles import ACTIVATION, GRADIENT
+from megatron.quantscope.analysis.tables import location_of
 from megatron.quantscope.capture.errors import CaptureError
-from megatron.quantscope.capture.tensor_file import load_file
+from megatron.quantscope.capture.location import Location
 
 if TYPE_CHECKING:
     import pandas
@@ -28,7 +28,7 @@ class SurfacePlace:
     quant_type: str
     site: str
     layer: int
-    file: str
+    location: Location
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +59,10 @@ def surface_places(summary: pandas.DataFrame) -> list[SurfacePlace]:
         for family, wanted in _WANTED.items():
             best = of_type[of_type["family"] == family].drop_duplicates("site").head(wanted)
             places += [
-                SurfacePlace(quant_type=quant_type, site=row.site, layer=int(row.layer_idx), file=row.file)
-                for row in best.itertuples()
+                SurfacePlace(
+                    quant_type=quant_type, site=row["site"], layer=int(row["layer_idx"]), location=location_of(row)
+                )
+                for row in best.to_dict("records")
             ]
     return places
 
@@ -68,7 +70,7 @@ def surface_places(summary: pandas.DataFrame) -> list[SurfacePlace]:
 def view_surface(place: SurfacePlace) -> Surface | None:
     """Read one tensor and pool it; None when it can not be read."""
     try:
-        tensor = load_file(Path(place.file))[0]
+        tensor = place.location.load()
     except CaptureError:  # the scan has listed it
         return None
     matrix = tokens_by_channels(tensor)

@@ -1,7 +1,9 @@
 """The two tables of an analysis, as Parquet files that pandas opens without this package.
 
     index.parquet     a row a captured row: every field that identifies it, and the file that holds it
-    summary.parquet   a row a file that was read: the same fields, and its `summary.TensorSummary`
+    summary.parquet   a row a tensor that was read: the same fields, and its `summary.TensorSummary`
+
+`offset` says where in a segment a tensor lies; it is null for a file of one tensor (`location_of` reads both).
 
 A treatment `mxfp8` has the columns `mxfp8.sqnr_db`, `mxfp8.error_squares`, `mxfp8.underflow`, `mxfp8.saturated` and
 `mxfp8.lost`: elements, which add up over rows as `error_squares` does. A histogram has its first exponent and its
@@ -21,6 +23,7 @@ from megatron.quantscope.analysis.exponents import ExponentHistogram
 from megatron.quantscope.analysis.format_errors import FormatError
 from megatron.quantscope.analysis.roles import module_label, role_of
 from megatron.quantscope.analysis.summary import TensorSummary
+from megatron.quantscope.capture.location import Location
 
 if TYPE_CHECKING:
     import pandas
@@ -36,6 +39,7 @@ _GROUP_ROWS = 4096  # rows that are held before they go to disk
 
 RECORD_COLUMNS: Mapping[str, str] = {
     "file": _TEXT,
+    "offset": _INT,
     "bytes": _INT,
     "reference": _BOOL,
     "quant_type": _TEXT,
@@ -110,7 +114,7 @@ def record_row(record: TensorRecord) -> Row:
     """The fields of `RECORD_COLUMNS` of a captured row."""
     role = role_of(record.layer_type, record.tensor_name)
     derived = {
-        "file": str(record.path),
+        "file": None if record.path is None else str(record.path),
         "site": f"{module_label(record.module, record.layer_type)}.{role.symbol}",
         "symbol": role.symbol,
         "family": role.family,
@@ -120,8 +124,16 @@ def record_row(record: TensorRecord) -> Row:
     return {name: derived[name] if name in derived else getattr(record, name) for name in RECORD_COLUMNS}
 
 
+def location_of(row: Mapping[str, Any] | pandas.Series) -> Location:
+    """Where the tensor of a row of one of the tables lies."""
+    path, offset = Path(row["file"]), row["offset"]
+    if offset is None or offset != offset:  # null
+        return Location(path)
+    return Location(path, int(offset), tuple(int(size) for size in row["shape"]), row["dtype"])
+
+
 def summary_row(record: TensorRecord, summary: TensorSummary) -> Row:
-    """The row of summary.parquet of one file."""
+    """The row of summary.parquet of one tensor."""
     statistics, distribution, blocks = summary.statistics, summary.distribution, summary.blocks
     exponents = ExponentHistogram.of(statistics.exponents)
     block_exponents = ExponentHistogram.of(blocks.amax_exponents if blocks else {})

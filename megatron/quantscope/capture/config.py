@@ -26,8 +26,8 @@ from megatron.quantscope.flags.capture import (
     DEFAULT_BUDGET_GB,
     DEFAULT_DIRECTORY,
     DEFAULT_HOST_MEMORY_GB,
-    ON_ERROR,
 )
+from megatron.quantscope.flags.table import Flag
 
 ENABLED_VARIABLE = "TENSOR_SAVE_ENABLED"
 DIRECTORY_VARIABLE = "TENSOR_SAVE_DIR"
@@ -51,6 +51,11 @@ class CaptureConfig:
         budget_bytes: Bytes that this run, all its ranks together, may write.
         host_memory_bytes: Bytes of copied tensors that may wait to be written, a process.
         stop_on_error: Whether training stops when a tensor can not be saved; otherwise only collecting does.
+        mode: "tensors", "statistics" or "both".
+        save_format: "pt" or "segment".
+        points: Further capture points.
+        fsync: Whether an iteration is forced to the disk before it is committed.
+        dry_run: Count what would be written, to the byte, and write nothing.
     """
 
     enabled: bool = False
@@ -62,6 +67,21 @@ class CaptureConfig:
     budget_bytes: int = int(DEFAULT_BUDGET_GB * BYTES_PER_GB)
     host_memory_bytes: int = int(DEFAULT_HOST_MEMORY_GB * BYTES_PER_GB)
     stop_on_error: bool = False
+    mode: str = "tensors"
+    save_format: str = "pt"
+    points: frozenset[str] = frozenset()
+    fsync: bool = False
+    dry_run: bool = False
+
+    @property
+    def keeps_tensors(self) -> bool:
+        """Whether tensors are kept."""
+        return self.mode != "statistics"
+
+    @property
+    def keeps_blocks(self) -> bool:
+        """Whether maps of block exponents are; statistics of whole tensors always are."""
+        return self.mode != "tensors"
 
     @classmethod
     def from_namespace(cls, namespace: Namespace, environment: Mapping[str, str] | None = None) -> CaptureConfig:
@@ -73,10 +93,8 @@ class CaptureConfig:
         environment = os.environ if environment is None else environment
         flags: dict[str, Any] = {flag.destination: flag.default for flag in CAPTURE_FLAGS.flags} | vars(namespace)
         by_hand = flags["save_tensors"]
-        if flags["tensor_on_error"] not in ON_ERROR:
-            raise CaptureUsageError(
-                f"--tensor-on-error {flags['tensor_on_error']!r} is not allowed: give {', '.join(ON_ERROR)}"
-            )
+        for flag in CAPTURE_FLAGS.flags:
+            _check_choice(flag, flags[flag.destination])
         return cls(
             enabled=(enabled_by_environment(environment) or False) if by_hand is None else bool(by_hand),
             directory=resolve_directory(flags["tensor_save_dir"], environment),
@@ -87,12 +105,25 @@ class CaptureConfig:
             budget_bytes=int(flags["tensor_budget_gb"] * BYTES_PER_GB),
             host_memory_bytes=int(flags["tensor_host_memory_gb"] * BYTES_PER_GB),
             stop_on_error=flags["tensor_on_error"] == "stop",
+            mode=flags["tensor_save_mode"],
+            save_format=flags["tensor_save_format"],
+            points=frozenset(flags["tensor_points"] or ()),
+            fsync=bool(flags["tensor_fsync"]),
+            dry_run=bool(flags["tensor_dry_run"]),
         )
 
     def write_back(self, namespace: Namespace) -> None:
         """Put what flag, environment and default came to into `namespace`."""
         namespace.save_tensors = self.enabled
         namespace.tensor_save_dir = str(self.directory)
+
+
+def _check_choice(flag: Flag, value: Any) -> None:
+    """Argparse has seen to this already; a namespace made by hand has not met it."""
+    values = value if flag.nargs else [value]
+    for each in values or ():
+        if flag.choices is not None and each not in flag.choices:
+            raise CaptureUsageError(f"{flag.name} {each!r} is not allowed: give {', '.join(flag.choices)}")
 
 
 def enabled_by_environment(environment: Mapping[str, str]) -> bool | None:

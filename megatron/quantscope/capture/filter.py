@@ -10,7 +10,7 @@ from typing import Any
 from megatron.quantscope.capture.errors import CaptureUsageError
 from megatron.quantscope.capture.metadata import OPERATIONS, TENSOR_NAMES
 
-LM_HEAD = "output_layer"  # by far the largest GEMM: kept only when the filter's modules name it
+LM_HEAD, LINEAR = "output_layer", "linear"  # by far the largest GEMM: kept only when the filter's modules name it
 
 Ranges = tuple[tuple[int, int], ...]  # first and last, both included
 
@@ -57,10 +57,10 @@ class TensorFilter:
         """Whether anything of this rank is kept."""
         return _in_ranges(self.ranks, rank)
 
-    def keeps_module(self, module: str, layer_idx: int | None) -> bool:
-        """Whether anything of a module is kept; the LM head is only where `modules` matches it."""
+    def keeps_module(self, module: str, layer_idx: int | None, layer_type: str = LINEAR) -> bool:
+        """Whether anything of a module is kept; of the LM head its GEMM is only where `modules` matches it."""
         if self.modules is None:
-            named = _last_part(module) != LM_HEAD
+            named = (_last_part(module), layer_type) != (LM_HEAD, LINEAR)
         else:
             named = any(fnmatchcase(name, p) for p in self.modules for name in (module, _last_part(module)))
         return named and (self.layers is None or (layer_idx is not None and _in_ranges(self.layers, layer_idx)))

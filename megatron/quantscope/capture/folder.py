@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from megatron.quantscope.capture.errors import CaptureError
-from megatron.quantscope.capture.files import place, save_tensor_file
+from megatron.quantscope.capture.files import force_to_disk, place, save_tensor_file
+from megatron.quantscope.capture.manifest import last_counter, manifest_name
 from megatron.quantscope.capture.names import CaptureName, parse_name
 
 RUNS_FOLDER = "runs"
@@ -40,8 +41,8 @@ class CaptureFolder:
                 self._counter = itertools.count(self._highest() + 1)
             return next(self._counter)
 
-    def write(self, name: CaptureName, content: Mapping[str, Any]) -> tuple[Path, int]:
-        """Write one file; it is there, complete, when this returns.
+    def write(self, name: CaptureName, content: Mapping[str, Any], *, fsync: bool = False) -> tuple[Path, int]:
+        """Write one file; it is there, complete, when this returns, and with `fsync` on the disk itself.
 
         Returns:
             Its path and its size in bytes.
@@ -52,8 +53,11 @@ class CaptureFolder:
         """
         path = self.path / name.filename()
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            return path, place(path, lambda temporary: save_tensor_file(temporary, content))
+            try:
+                return path, place(path, lambda temporary: _fill(temporary, content, fsync))
+            except FileNotFoundError:
+                self.path.mkdir(parents=True, exist_ok=True)
+                return path, place(path, lambda temporary: _fill(temporary, content, fsync))
         except FileExistsError:
             raise CaptureError(
                 f"{path} exists and is not overwritten: does another run write as rank {self.rank}?"
@@ -65,11 +69,21 @@ class CaptureFolder:
         try:
             with os.scandir(self.path) as entries:
                 names = [parse_name(entry.name) for entry in entries]
+            # Rows of segments, and of statistics alone, have no file.
+            listed = [last_counter(path) for path in self.path.glob(f"{RUNS_FOLDER}/*/{manifest_name(self.rank)}")]
         except FileNotFoundError:
             return 0
         except OSError as error:
             raise CaptureError(f"can not read {self.path}: {error.strerror or error}") from error
-        return max((name.counter for name in names if name and name.rank in (None, self.rank)), default=0)
+        named = [name.counter for name in names if name and name.rank in (None, self.rank)]
+        return max(named + listed, default=0)
+
+
+def _fill(path: Path, content: Mapping[str, Any], fsync: bool) -> None:
+    with open(path, "wb") as file:  # buffered: without, a single write takes no more than 2 GB, and torch does not look
+        save_tensor_file(file, content)
+    if fsync:
+        force_to_disk(path)
 
 
 _folders: dict[tuple[Path, int], CaptureFolder] = {}

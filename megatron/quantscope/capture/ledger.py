@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,16 @@ class Tally:
     files: int = 0
     bytes: int = 0
 
-    def add(self, size: int | None) -> None:
-        """Count one row, and the file of `size` bytes that it wrote; None: it refers to an earlier file."""
+    def add_row(self, size: int | None) -> None:
+        """Count one row, and the file of `size` bytes that it wrote; None: it has no file of its own."""
         self.rows += 1
         if size is not None:
-            self.files += 1
-            self.bytes += size
+            self.add_file(size)
+
+    def add_file(self, size: int) -> None:
+        """Count one file."""
+        self.files += 1
+        self.bytes += size
 
 
 @dataclass
@@ -32,26 +36,40 @@ class _Iteration:
     pending: int = 0
     scalars: Mapping[str, float] | None = None  # None: the iteration is still running
 
+    @property
+    def complete(self) -> bool:
+        return not self.pending and self.scalars is not None
+
 
 class IterationLedger:
-    """Counts rows from handing over to disk. Safe to use from several threads.
+    """Counts rows from handing over to disk; iterations are committed in their order. Safe to use from several threads.
 
     Args:
-        commit: Called once an iteration, when it has ended and its last row is on disk, with the fields of the record.
+        close: Called with a complete iteration; writes what waited for its end, and returns the sizes of those files.
+        commit: Called after that, once an iteration, with the fields of the commit record.
     """
 
-    def __init__(self, commit: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, close: Callable[[int], Iterable[int]], commit: Callable[[Mapping[str, Any]], None]) -> None:
         self.total = Tally()
         self.committed = 0  # iterations
+        self._close = close
         self._commit = commit
         self._lock = threading.Lock()
+        self._committing = threading.Lock()  # apart from the other, which the training thread takes
         self._iterations: dict[int, _Iteration] = {}
         self._last_ended = -1
+        self._stuck = False
 
     @property
     def untouched(self) -> bool:
         """Whether no row came and no iteration ended."""
         return self._last_ended < 0 and not self._iterations
+
+    @property
+    def unfinished(self) -> list[int]:
+        """The iterations that have rows and no commit record."""
+        with self._lock:
+            return list(self._iterations)
 
     def handed_over(self, iteration: int) -> None:
         """A row of `iteration` is on its way.
@@ -64,29 +82,52 @@ class IterationLedger:
                 raise CaptureError(f"a tensor of iteration {iteration} was shown after the iteration's end")
             self._of(iteration).pending += 1
 
-    def on_disk(self, iteration: int, size: int | None) -> None:
-        """A row of `iteration` is in the manifest; `size` as in `Tally.add`."""
+    def done(self, iteration: int, size: int | None) -> None:
+        """A row of `iteration` is written; `size` as in `Tally.add_row`."""
         with self._lock:
             entry = self._of(iteration)
             entry.pending -= 1
-            entry.tally.add(size)
-            self.total.add(size)
-            self._commit_if_complete(iteration)
+            entry.tally.add_row(size)
+            self.total.add_row(size)
+        self._commit_complete()
 
-    def ended(self, iteration: int, scalars: Mapping[str, float]) -> None:
-        """No row of `iteration` follows; `scalars` go into its commit record."""
+    def announce_end(self, iteration: int) -> None:
+        """No row of `iteration` follows."""
         with self._lock:
             self._last_ended = iteration
+            self._of(iteration)  # takes its place in the order, also without a row
+
+    def ended(self, iteration: int, scalars: Mapping[str, float]) -> None:
+        """The iteration's end as its turn comes on a writer's thread; `scalars` go into its commit record."""
+        with self._lock:
             self._of(iteration).scalars = scalars
-            self._commit_if_complete(iteration)
+        self._commit_complete()
+
+    def add_files(self, sizes: Iterable[int]) -> None:
+        """Count files that belong to an iteration which is not committed."""
+        with self._lock:
+            for size in sizes:
+                self.total.add_file(size)
 
     def _of(self, iteration: int) -> _Iteration:
         return self._iterations.setdefault(iteration, _Iteration(Tally()))
 
-    def _commit_if_complete(self, iteration: int) -> None:
-        entry = self._iterations[iteration]
-        if entry.pending or entry.scalars is None:
-            return
-        del self._iterations[iteration]
-        self.committed += 1
-        self._commit({"iteration": iteration, **vars(entry.tally), "scalars": dict(entry.scalars)})
+    def _commit_complete(self) -> None:
+        with self._committing:
+            while not self._stuck and (first := self._first_complete()) is not None:
+                self._stuck = True  # until it is committed: if that fails, what follows may refer to what is lost
+                iteration, entry = first
+                sizes = list(self._close(iteration))
+                for size in sizes:
+                    entry.tally.add_file(size)
+                self.add_files(sizes)
+                self._commit({"iteration": iteration, **vars(entry.tally), "scalars": dict(entry.scalars or {})})
+                with self._lock:
+                    del self._iterations[iteration]
+                    self.committed += 1
+                self._stuck = False
+
+    def _first_complete(self) -> tuple[int, _Iteration] | None:
+        with self._lock:
+            first = next(iter(self._iterations.items()), None)
+            return first if first is not None and first[1].complete else None

@@ -9,14 +9,23 @@ backward; the field `gemm` names the GEMMs that a row was kept for, joined by `+
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-OPERATIONS = ("forward", "backward")
+FORWARD, BACKWARD = OPERATIONS = ("forward", "backward")
 PHASES = ("pre", "post", "unknown")  # high-precision operands, results, and what a direct call did not say
 UNKNOWN = "unknown"
 COMPLETE = "complete"  # the field `stage` of a tensor that no reduction over ranks is still to change
+PARTIAL = "partial"  # of one rank's summand
+
+# One step from this rank's tensor to the whole one, over the ranks of one axis of parallelism. "over" names the axis
+# ("tp", "cp"); the rest says what puts the ranks' tensors together, in the order of their ranks along the axis:
+#     {"over": "tp", "dim": -1}                       concatenate along a dimension
+#     {"over": "tp", "dim": 0, "pieces": 2}           each holds its part of 2 pieces (gate and up): piece by piece
+#     {"over": "cp", "dim": 0, "order": "zigzag"}     of 2 n chunks rank r holds chunks r and 2 n - 1 - r
+#     {"over": "tp", "reduce": "sum"}                 add up: each is a summand
+Split = Mapping[str, Any]
 SAVE_TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
 
 _GEMMS: dict[tuple[str, str, str], str] = {
@@ -30,6 +39,7 @@ _GEMMS: dict[tuple[str, str, str], str] = {
     ("attention", "forward", "query"): "scores",
     ("attention", "forward", "key"): "scores",
     ("attention", "forward", "value"): "context",
+    ("attention", "forward", "attention_probs"): "context",
     ("attention", "forward", "output"): "context",
     ("attention", "backward", "grad_output"): "dv+dp",
     ("attention", "backward", "grad_query"): "dq",
@@ -63,13 +73,16 @@ class TensorMetadata:
         module: Full module name, global layer numbers.
         gemm: GEMMs the row was kept for (see the module's docstring).
         sample_indices: Global indices of all samples of the micro-batch.
+        document_ids: For each of these samples the documents of the data that it is made of; (): not known.
         micro_batch: Number of the micro-batch in its iteration, from 0.
         parallel: Rank and size along tp, pp, dp, cp and ep.
-        shard: Which dimension is split over what, `{"dim": -1, "over": "tp"}`; None: this rank holds the whole tensor.
+        shard: How the whole tensor lies over ranks, one split after the other (see `Split`); (): it is all here.
         shape: Elements along each dimension.
         dtype: torch's name, such as "bfloat16".
         stage: "complete", or "partial" for one rank's summand before a reduction.
-        recomputed: Whether the forward was run again for the backward.
+        recomputed: Whether the module's forward is run again for the backward.
+        grad_scale: What gradients are multiplied by, against their part in the gradient of the mean loss: data times
+            context parallel ranks (whose mean is taken later), and the loss scale.
         formats: What each operand of the module's GEMMs was quantised to.
         run_id: The run that wrote it.
         extra: Further fields that a direct call of the saver added.
@@ -89,13 +102,15 @@ class TensorMetadata:
     module: str | None = None
     gemm: str | None = None
     sample_indices: tuple[int, ...] = ()
+    document_ids: tuple[tuple[int, ...], ...] = ()
     micro_batch: int | None = None
     parallel: dict[str, int] = field(default_factory=dict)
-    shard: dict[str, Any] | None = None
+    shard: tuple[Split, ...] = ()
     shape: tuple[int, ...] | None = None
     dtype: str | None = None
     stage: str | None = None
     recomputed: bool = False
+    grad_scale: float = 1.0
     formats: dict[str, Any] = field(default_factory=dict)
     run_id: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
@@ -105,6 +120,8 @@ class TensorMetadata:
         values = {name: getattr(self, name) for name in FIELDS}
         for name in _SEQUENCES:
             values[name] = list(values[name]) if values[name] is not None else None
+        values["shard"] = [dict(split) for split in self.shard]
+        values["document_ids"] = [list(documents) for documents in self.document_ids]
         return values | self.extra
 
 
@@ -112,10 +129,25 @@ FIELDS = tuple(field.name for field in fields(TensorMetadata) if field.name != "
 _SEQUENCES = ("sample_indices", "shape")
 
 
+def _splits(shard: Any) -> tuple[Split, ...]:
+    """The splits of a row; schema 1 had one as a dict, or None."""
+    if isinstance(shard, dict):
+        return (shard,)
+    return tuple(shard or ())
+
+
+_CONVERTED: dict[str, Callable[[Any], Any]] = {
+    "sample_indices": tuple,
+    "shape": tuple,
+    "shard": _splits,
+    "document_ids": lambda ids: tuple(tuple(documents) for documents in ids),
+}
+
+
 def metadata_values(row: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments of `TensorMetadata` out of a row that `to_dict` made; unknown keys are left out."""
     values = {name: row[name] for name in FIELDS if name in row}
-    for name in _SEQUENCES:
-        if isinstance(values.get(name), list | tuple):
-            values[name] = tuple(values[name])
+    for name, convert in _CONVERTED.items():
+        if name in values and (values[name] is not None or name == "shard"):
+            values[name] = convert(values[name])
     return values

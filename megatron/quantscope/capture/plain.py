@@ -46,7 +46,10 @@ def plain(value: Any, where: str = "metadata") -> Any:
 
 def to_json(value: Any) -> str:
     """`value` as one line of strict JSON, non-finite numbers as words."""
-    return json.dumps(_finite(value), allow_nan=False)
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:  # there are some, which is rare: looking for them first would take longer than all the rest
+        return json.dumps(_finite(value), allow_nan=False)
 
 
 def _finite(value: Any) -> Any:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megatron.quantscope.capture.errors import CaptureError
+from megatron.quantscope.capture.files import TEMPORARY_PREFIX
 from megatron.quantscope.capture.folder import RUNS_FOLDER
 from megatron.quantscope.capture.folder_reader import FolderContent, holds_captures, read_folder
+from megatron.quantscope.capture.full_tensor import LogicalTensors, full_tensor
 from megatron.quantscope.capture.record import TensorRecord
+from megatron.quantscope.capture.segment_file import map_tensor
 from megatron.quantscope.capture.tensor_file import load_file
 
 if TYPE_CHECKING:
@@ -19,12 +23,13 @@ if TYPE_CHECKING:
     import torch
 
 _PROBLEMS_NAMED = 3  # on one line
+_IDENTITY = ("quant_type", "run_id", "rank", "counter", "path")  # columns that no two rows have alike
 _STATISTICS = ("count", "zero", "nan", "inf", "min", "max", "amax", "mean", "rms", "std")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capture:
-    """An opened capture; holds no tensor.
+    """An opened capture; holds no tensor. Where a method takes a record, it takes a row of `frame()` as well.
 
     Attributes:
         directory: What was opened.
@@ -47,15 +52,40 @@ class Capture:
         """The quant types that have records, in the order of the records."""
         return list(dict.fromkeys(record.quant_type for record in self.records))
 
-    def load(self, record: TensorRecord) -> torch.Tensor:
+    def load(self, record: TensorRecord | pandas.Series) -> torch.Tensor:
         """The tensor of a record, on the CPU and memory-mapped, so that only what is looked at is read.
+
+        What is written to it stays in memory; the file never changes.
+
+        Raises:
+            CaptureError: when its file is missing or damaged, and where only its statistics were kept.
+        """
+        record = self.record_of(record)
+        if record.location is None:
+            raise CaptureError(f"{record.title}: only its statistics were kept, by --tensor-save-mode statistics")
+        return record.location.load()
+
+    def block_exponents(self, record: TensorRecord | pandas.Series) -> torch.Tensor | None:
+        """The largest exponent of every block of 32 elements along the last dimension; None where it was not kept.
+
+        Returns:
+            uint8, of the tensor's shape with ceil(n / 32) as the last dimension: floor(log2 amax) + 127 of the block, 0
+            where it holds nothing but zeros and float32 subnormals, 255 where it holds a NaN or an Inf.
 
         Raises:
             CaptureError: when its file is missing or damaged.
         """
-        return load_file(record.path)[0]
+        record = self.record_of(record)
+        if record.blocks is None or record.run_folder is None:
+            return None
+        path = record.run_folder / record.blocks["file"]
+        return map_tensor(path, record.blocks["offset"], record.blocks["shape"], "uint8")
 
-    def describe(self, record: TensorRecord) -> TensorRecord:
+    def full_tensor(self, record: TensorRecord | pandas.Series, *, unscaled: bool = True) -> torch.Tensor:
+        """The whole of which a record holds one rank's part (`full_tensor.full_tensor`)."""
+        return full_tensor(self, self.record_of(record), unscaled=unscaled)
+
+    def describe(self, record: TensorRecord | pandas.Series) -> TensorRecord:
         """The record of a bare file completed by the metadata inside it; others are complete already.
 
         Names of the two older forms count more than the metadata, which calls gradients as those names do.
@@ -63,17 +93,44 @@ class Capture:
         Raises:
             CaptureError: when its file is missing or damaged.
         """
-        if record.checksum is not None:
+        record = self.record_of(record)
+        if not record.bare or record.path is None:
             return record
         tensor, metadata = load_file(record.path)
         known = {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
         return record.with_metadata({**metadata, **known}, overrides=record.iteration is not None)
 
+    def record_of(self, row: TensorRecord | pandas.Series) -> TensorRecord:
+        """The record that a row of `frame()` shows; a record is its own.
+
+        Raises:
+            CaptureError: for a row that is not of this capture.
+        """
+        if isinstance(row, TensorRecord):
+            return row
+        try:
+            return self._by_identity[tuple(_known(row[name]) for name in _IDENTITY)]
+        except KeyError:
+            raise CaptureError(f"no such row in {self.directory}: give a record, or a row of frame()") from None
+
+    @cached_property
+    def logical(self) -> LogicalTensors:
+        """The records, grouped by what they are parts of."""
+        return LogicalTensors(self.records)
+
+    @cached_property
+    def _by_identity(self) -> dict[tuple[Any, ...], TensorRecord]:
+        return {
+            (record.quant_type, record.run_id, record.rank, record.counter, _text(record.path)): record
+            for record in self.records
+        }
+
     def frame(self) -> pandas.DataFrame:
         """A table of all records: metadata, parallel coordinates as columns of their own, and scalar statistics."""
         import pandas
 
-        return pandas.DataFrame([_frame_row(record) for record in self.records])
+        frame = pandas.DataFrame([_frame_row(record) for record in self.records])
+        return frame.astype({"offset": "Int64"})  # whole, also beside rows without one
 
 
 def open_capture(
@@ -90,7 +147,7 @@ def open_capture(
         CaptureError: when there is no such directory, or nothing captured in it, or not that run or type.
     """
     root = Path(directory)
-    contents = {folder: read_folder(folder, run) for folder in _folders(root)}
+    contents = _read_folders(root, run)
     capture = Capture(directory=root, records=[])
     for folder, content in contents.items():
         name = "" if folder == root else f"{folder.name}/"
@@ -116,13 +173,22 @@ def _first_of(problems: Sequence[str]) -> str:
     return f": {'; '.join(problems[:_PROBLEMS_NAMED])}{more}" if problems else ""
 
 
-def _folders(root: Path) -> list[Path]:
-    """The folders that hold captured files: `root` itself and those one below it."""
+def capture_folders(root: Path) -> list[Path]:
+    """The folders that hold captured files: `root` itself and those one below it.
+
+    Raises:
+        OSError: when one can not be read.
+    """
+    below = sorted(path for path in root.iterdir() if path.is_dir())
+    named = (path for path in below if path.name != RUNS_FOLDER and not path.name.startswith(TEMPORARY_PREFIX))
+    return [folder for folder in (root, *named) if holds_captures(folder)]
+
+
+def _read_folders(root: Path, run: str | None) -> dict[Path, FolderContent]:
     try:
-        below = sorted(path for path in root.iterdir() if path.is_dir() and path.name != RUNS_FOLDER)
-        found = [folder for folder in (root, *below) if holds_captures(folder)]
-    except FileNotFoundError:
-        raise CaptureError(f"no such directory: {root}") from None
+        found = {folder: read_folder(folder, run) for folder in capture_folders(root)}
+    except FileNotFoundError as error:
+        raise CaptureError(f"no such directory: {error.filename or root}") from None
     except OSError as error:
         raise CaptureError(f"can not read {error.filename or root}: {error.strerror or error}") from error
     if not found:
@@ -159,10 +225,23 @@ def _frame_row(record: TensorRecord) -> dict[str, Any]:
     row |= row.pop("parallel")
     row |= {name: getattr(record.statistics, name, None) for name in _STATISTICS}
     return row | {
-        "path": str(record.path),
+        "path": _text(record.path),
+        "store": record.store,
+        "offset": record.offset,
         "bytes": record.bytes,
         "checksum": record.checksum,
         "reference": record.reference,
         "counter": record.counter,
         "committed": record.committed,
     }
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _known(cell: Any) -> Any:
+    """A cell; None for what pandas puts where there is nothing."""
+    import pandas
+
+    return None if pandas.isna(cell) else cell

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from megatron.quantscope.capture.metadata import FIELDS, UNKNOWN, TensorMetadata, metadata_values
+from megatron.quantscope.capture.coordinates import STAMP_FORMAT
+from megatron.quantscope.capture.location import Location
+from megatron.quantscope.capture.metadata import FIELDS, SAVE_TIME_FORMAT, UNKNOWN, TensorMetadata, metadata_values
 from megatron.quantscope.capture.names import CaptureName
 
 if TYPE_CHECKING:
@@ -14,32 +17,50 @@ if TYPE_CHECKING:
 
     from megatron.quantscope.formats.statistics import TensorStatistics
 
+_PARTS = tuple(field.name for field in fields(CaptureName) if field.name != "stamp")
+PT, SEGMENT, NO_STORE = "pt", "segment", "none"  # where a row's tensor is kept; NO_STORE: only its statistics are
+
 
 @dataclass(frozen=True, kw_only=True)
 class TensorRecord(TensorMetadata):
     """A row of a manifest, or a bare file that no manifest lists; every field of `TensorMetadata` beside these.
 
     Attributes:
-        path: The file that holds the tensor.
-        bytes: Its size.
-        checksum: `sha256:...` of the tensor's bytes; None for bare files.
+        store: "pt": in a file of its own; "segment": among others in a file of the run; "none": only statistics were
+            kept.
+        path: The file that holds the tensor; None: no file does.
+        offset: Of its elements in a segment.
+        bytes: Size of the `pt` file; of the tensor in a segment.
+        checksum: `ALGORITHM:...` of the tensor's bytes; None for bare files and where no tensor was kept.
         statistics: Of the tensor; None for bare files and for dtypes without real values.
-        reference: Whether the file was written for an earlier row of the same content.
+        blocks: Where the map of block exponents lies and what it holds, as in the manifest; None: there is none.
+        run_folder: The folder of the run; None for bare files.
+        reference: Whether the bytes were written for an earlier row of the same content.
         counter: Order of the rows of one rank.
         committed: Whether the row's iteration was completed.
     """
 
-    path: Path
+    store: str = PT
+    path: Path | None
+    offset: int | None = None
     bytes: int
     checksum: str | None = None
     statistics: TensorStatistics | None = None
+    blocks: dict[str, Any] | None = None
+    run_folder: Path | None = None
     reference: bool = False
     counter: int = 0
     committed: bool = True
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any], path: Path, *, committed: bool) -> TensorRecord:
+    def from_row(cls, row: Mapping[str, Any], folder: Path, run_folder: Path, *, committed: bool) -> TensorRecord:
         """The record of a manifest row.
+
+        Args:
+            row: What the line says, as of schema 2.
+            folder: The type folder.
+            run_folder: The run's.
+            committed: As the attribute.
 
         Raises:
             KeyError, TypeError, ValueError, AttributeError: when the row is not one that this tool writes.
@@ -47,12 +68,17 @@ class TensorRecord(TensorMetadata):
         from megatron.quantscope.formats.statistics import TensorStatistics
 
         statistics = row["statistics"]
+        folders = {PT: folder, SEGMENT: run_folder}
         return cls(
             **metadata_values(row),
-            path=path,
+            store=row["store"],
+            path=folders[row["store"]] / row["file"] if row["store"] in folders else None,
+            offset=row["offset"],
             bytes=row["bytes"],
             checksum=row["checksum"],
             statistics=TensorStatistics.from_json(statistics) if statistics is not None else None,
+            blocks=row["blocks"],
+            run_folder=run_folder,
             reference=row["reference"],
             counter=row["counter"],
             committed=committed,
@@ -76,6 +102,34 @@ class TensorRecord(TensorMetadata):
             phase=name.phase or UNKNOWN,
             component=name.component or UNKNOWN,
         )
+
+    @property
+    def bare(self) -> bool:
+        """Whether no manifest lists it."""
+        return self.run_folder is None
+
+    @property
+    def location(self) -> Location | None:
+        """Where its elements lie; None: only its statistics were kept."""
+        if self.path is None:
+            return None
+        if self.offset is None:
+            return Location(self.path)
+        return Location(self.path, self.offset, self.shape or (), self.dtype or "")
+
+    @property
+    def name(self) -> CaptureName:
+        """The name of the `pt` file that the row has, or would have."""
+        return CaptureName(
+            stamp=datetime.strptime(self.save_time or "", SAVE_TIME_FORMAT).strftime(STAMP_FORMAT),
+            **{name: getattr(self, name) for name in _PARTS},
+        )
+
+    @property
+    def title(self) -> str:
+        """What an error message calls it."""
+        where = [f"iteration {self.iteration}", f"rank {self.rank}", f"sample {self.sample_idx}"]
+        return f"{self.operation} {self.tensor_name} of {self.module or self.layer_type} ({', '.join(where)})"
 
     def with_metadata(self, metadata: Mapping[str, Any], *, overrides: bool) -> TensorRecord:
         """This record with what the metadata inside its file says.

@@ -7,8 +7,8 @@ TENSOR_SAVE_DIR, else ./enhanced_tensor_logs. `megatron.core.tensor_saver` is th
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +25,8 @@ from megatron.quantscope.capture.metadata import (
 )
 from megatron.quantscope.capture.names import check_part
 from megatron.quantscope.capture.plain import plain
-from megatron.quantscope.capture.sink import name_of
-from megatron.quantscope.capture.snapshot import snapshot
+from megatron.quantscope.capture.rows import name_of
+from megatron.quantscope.capture.snapshot import dense_copy
 from megatron.quantscope.capture.state import STATE, TensorCollectionState
 
 if TYPE_CHECKING:
@@ -117,7 +117,6 @@ class TensorSaver:
         if tensor is None or not self.enabled:
             return None
         check_part("quant_type", quant_type)  # it is a folder's name
-        now = datetime.now()
         rank = self._state.current_rank if rank is None else rank
         call = {
             "rank": rank,
@@ -129,15 +128,15 @@ class TensorSaver:
             "layer_idx": layer_idx,
             "phase": phase,
             "component": component,
-            "save_time": now.strftime(SAVE_TIME_FORMAT),
+            "save_time": time.strftime(SAVE_TIME_FORMAT),
             "gemm": gemm_of(layer_type, operation, tensor_name),
             "shape": tuple(tensor.shape),
             "dtype": str(tensor.dtype).removeprefix("torch."),
         }
         row = _row(call, self._state, metadata or {})
         folder = capture_folder(self.directory / quant_type, rank)
-        name = name_of(row, folder.next_counter(), now)
-        path, _ = folder.write(name, {"tensor": snapshot(tensor), "metadata": row.to_dict()})
+        name = name_of(row, folder.next_counter())
+        path, _ = folder.write(name, {"tensor": dense_copy(tensor), "metadata": row.to_dict()})
         return str(path)
 
     def save_linear_tensors(

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,13 +28,14 @@ from megatron.quantscope.capture.config import CaptureConfig
 from megatron.quantscope.capture.coordinates import ParallelCoordinates
 from megatron.quantscope.capture.errors import CaptureError
 from megatron.quantscope.capture.folder import RUNS_FOLDER
-from megatron.quantscope.capture.metadata import TensorMetadata
+from megatron.quantscope.capture.metadata import Split
 from megatron.quantscope.capture.names import check_part
 from megatron.quantscope.capture.plain import plain
 from megatron.quantscope.capture.run_record import write_run_record
 from megatron.quantscope.capture.sink import SinkSettings, TensorSink
-from megatron.quantscope.capture.site import Moment, Site
+from megatron.quantscope.capture.site import Moment, Shown, Site
 from megatron.quantscope.capture.state import STATE
+from megatron.quantscope.capture.termination import TerminationWatch
 
 if TYPE_CHECKING:
     import torch
@@ -113,8 +115,11 @@ class CaptureSession:
         self._start = time.perf_counter()
         if config.filter.keeps_rank(rank):
             self._sink = self._open_sink(parallel.world_size, run_info)
-        STATE.current_rank, STATE.directory, STATE.run_id = rank, config.directory, run_id
+        STATE.current_rank, STATE.directory, STATE.run_id, STATE.session = rank, config.directory, run_id, self
+        self._process = os.getpid()
         atexit.register(self.close)
+        self._watch = TerminationWatch(lambda: self.close("the process was terminated"))
+        self._watch.install()
 
     def site(
         self,
@@ -124,8 +129,7 @@ class CaptureSession:
         component: str,
         layer_idx: int | None,
         formats: Mapping[str, Any],
-        shards: Mapping[str, Mapping[str, Any]] | None = None,
-        stages: Mapping[str, str] | None = None,
+        shards: Mapping[str, Sequence[Split]] | None = None,
         leave_out: Collection[str] = (),
     ) -> Site | None:
         """A place for one module's tensors; None when the filter keeps none of them.
@@ -136,8 +140,7 @@ class CaptureSession:
             component: "linear" or "FA".
             layer_idx: Global layer from 0; None for a module outside the layers.
             formats: What each operand of each GEMM is quantised to.
-            shards: Tensor name -> `{"dim": -1, "over": "tp"}`; names left out are whole.
-            stages: Tensor name -> "partial"; names left out are complete.
+            shards: Tensor name -> how the whole tensor lies over ranks (`metadata.Split`); names left out are whole.
             leave_out: Tensor names that another rank keeps.
 
         Raises:
@@ -145,8 +148,9 @@ class CaptureSession:
         """
         check_part("layer_type", layer_type)
         check_part("component", component)
-        if self._sink is None or not self.config.filter.keeps_module(module, layer_idx):
+        if self._sink is None or not self.config.filter.keeps_module(module, layer_idx, layer_type):
             return None
+        self._sink.sites += 1
         return Site(
             session=self,
             module=module,
@@ -154,8 +158,7 @@ class CaptureSession:
             component=component,
             layer_idx=layer_idx,
             formats=plain(formats, "formats"),
-            shards=plain(shards or {}, "shards"),
-            stages=plain(stages or {}, "stages"),
+            shards={name: tuple(plain(splits, "shards")) for name, splits in (shards or {}).items()},
             leave_out=frozenset(leave_out),
         )
 
@@ -169,22 +172,42 @@ class CaptureSession:
         self.moment = None
         STATE.current_iteration = iteration
 
-    def begin_micro_batch(self, micro_batch: int, sample_indices: Sequence[int]) -> None:
-        """A micro-batch's forward begins; its samples are given by their global indices."""
+    def begin_micro_batch(
+        self,
+        micro_batch: int,
+        sample_indices: Sequence[int],
+        *,
+        document_ids: Sequence[Sequence[int]] = (),
+        grad_scale: float = 1.0,
+    ) -> None:
+        """A micro-batch's forward begins; its samples are given by their global indices.
+
+        Args:
+            micro_batch: Its number in the iteration, from 0.
+            sample_indices: The samples, as the sampler counts them over all ranks.
+            document_ids: For each sample the documents it is made of.
+            grad_scale: As in `TensorMetadata`.
+        """
         if self._suspended:
             return
         indices = tuple(int(index) for index in sample_indices)
         keeps = self._collecting and micro_batch < self.config.collect_micro_batches and not self.failed
-        self.moment = (
-            Moment(iteration=self._iteration, micro_batch=micro_batch, sample_indices=indices) if keeps else None
-        )
+        self.moment = None
+        if keeps:
+            self.moment = Moment(
+                iteration=self._iteration,
+                micro_batch=micro_batch,
+                sample_indices=indices,
+                document_ids=tuple(tuple(int(each) for each in documents) for documents in document_ids),
+                grad_scale=grad_scale,
+            )
         STATE.batch_idx = micro_batch
         STATE.current_sample_idx = indices[0] if indices else 0
 
-    def keep(self, tensor: torch.Tensor, metadata: TensorMetadata) -> None:
+    def keep(self, tensor: torch.Tensor, shown: Shown) -> None:
         """Take one tensor; called by the taps. Copies it before returning, and never raises."""
-        if self._sink is not None and metadata.iteration is not None:
-            self._sink.keep(tensor, metadata, metadata.iteration)
+        if self._sink is not None:
+            self._sink.keep(tensor, shown)
 
     def end_iteration(self, scalars: Mapping[str, float]) -> None:
         """The iteration is complete; `scalars` (loss, gradient norm, ...) go into its commit record.
@@ -225,14 +248,21 @@ class CaptureSession:
         finally:
             self.moment, self._suspended = before
 
-    def close(self) -> None:
-        """Wait until everything is on disk and end the run; idempotent, and called at exit if it was not before."""
-        atexit.unregister(self.close)
-        self.moment, self._collecting = None, False
+    def close(self, reason: str | None = None) -> None:
+        """Wait until everything is on disk and end the run; idempotent, and called at exit if it was not before.
+
+        Args:
+            reason: Why the run ends before its time; None: it does not.
+        """
+        if os.getpid() != self._process:
+            return  # a forked child ends, and not the run
         if self._sink is not None:
-            self._sink.close()
+            self._sink.close(reason)
+        self.moment, self._collecting = None, False  # not before: the training thread may be within an iteration
+        self._watch.remove()  # now that nothing waits to be flushed
+        atexit.unregister(self.close)
         if STATE.run_id == self.identity["run_id"]:
-            STATE.directory = STATE.run_id = None
+            STATE.directory = STATE.run_id = STATE.session = None
 
     def summary(self) -> CaptureSummary:
         """What has been written by now; final after `close`."""
@@ -251,14 +281,15 @@ class CaptureSession:
         """The run's record and this rank's sink; every rank that keeps anything has an equal share of the budget."""
         identity = self.identity
         folder = self.config.directory / identity["quant_type"]
-        fields = {**run_info, **{key: identity[key] for key in ("run_id", "quant_type")}, "world_size": world_size}
-        write_run_record(folder / RUNS_FOLDER / identity["run_id"], self.config, fields)
+        if not self.config.dry_run:
+            fields = {**run_info, **{key: identity[key] for key in ("run_id", "quant_type")}, "world_size": world_size}
+            write_run_record(folder / RUNS_FOLDER / identity["run_id"], self.config, fields)
         settings = SinkSettings(
+            config=self.config,
             folder=folder,
             run_id=identity["run_id"],
             rank=identity["rank"],
             budget_bytes=self.config.budget_bytes // max(1, self.config.filter.kept_ranks(world_size)),
-            host_memory_bytes=self.config.host_memory_bytes,
             outcome=_OUTCOMES[self.config.stop_on_error],
         )
         return TensorSink(settings)

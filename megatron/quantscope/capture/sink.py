@@ -1,12 +1,11 @@
 """The writing half of a session: takes tensors from the training thread and sees to it that they reach the disk.
 
-    training thread   keep: reserve bytes -> copy -> name -> hand over            (waits for room, never for the disk)
-    writer threads    hash -> file or reference -> statistics -> manifest line    (RowStore)
-    the last of them  commit record of the iteration                              (IterationLedger)
+    training thread   keep: room in the arena -> copy -> hand over                (waits for room, never for the disk)
+    writer threads    hash -> file, segment or reference -> statistics -> line    (RowWriter)
+    the last of them  segments and commit record of the iteration                 (IterationLedger)
 
-A weight is shown by its forward and by its backward, for every micro-batch. Its rows of one optimizer step form a
-chain: each waits for the one before and refers to its file when the content hash is the same. So a weight that is
-written over in between, even through `.data`, gets a file of its own, and the others cost a hash and no file.
+What a mode or a format of `--tensor-save-mode` and `--tensor-save-format` needs of these parts is decided once, in
+`TensorSink.__init__`. A dry run is the same with a disk that only counts.
 
 The first thing that goes wrong ends collecting: one message, nothing more is written, and what was is readable.
 """
@@ -16,23 +15,28 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from megatron.quantscope.capture.coordinates import STAMP_FORMAT
+from megatron.quantscope.capture.arena import HostArena
+from megatron.quantscope.capture.budget import Budget
+from megatron.quantscope.capture.config import CaptureConfig
 from megatron.quantscope.capture.errors import CaptureError
 from megatron.quantscope.capture.folder import RUNS_FOLDER, capture_folder
 from megatron.quantscope.capture.ledger import IterationLedger, Tally
 from megatron.quantscope.capture.manifest import ManifestWriter, manifest_path
-from megatron.quantscope.capture.metadata import SAVE_TIME_FORMAT, TensorMetadata
-from megatron.quantscope.capture.names import CaptureName
-from megatron.quantscope.capture.rows import Row, RowStore, StoredFile
+from megatron.quantscope.capture.pt_store import PtStore, WeightChains
+from megatron.quantscope.capture.record import PT
+from megatron.quantscope.capture.rows import Row, RowWriter
 from megatron.quantscope.capture.run_record import remove_run_record
-from megatron.quantscope.capture.snapshot import size_of, snapshot
+from megatron.quantscope.capture.segments import Segments
+from megatron.quantscope.capture.site import Shown
+from megatron.quantscope.capture.snapshot import Snapshots
+from megatron.quantscope.capture.statistics_intake import StatisticsIntake
 from megatron.quantscope.capture.writer import BackgroundWriter
 
 if TYPE_CHECKING:
@@ -40,7 +44,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_WRITTEN_ONCE = "weight"  # the tensor whose rows of one optimizer step share a file
+_ROWS_A_SITE = 9  # at most, a micro-batch: an attention's, with its probabilities
+_MEASURED_BYTES = 8192  # what a row without a copy takes until it is written, on average; bounds how many wait
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,19 +53,19 @@ class SinkSettings:
     """Where a sink writes, and within which bounds.
 
     Attributes:
+        config: What is kept, and how.
         folder: The type folder, `DIR/<quant_type>`.
         run_id: The run; its folder must exist.
         rank: Global rank.
         budget_bytes: Bytes that this rank's files may take.
-        host_memory_bytes: Bytes of copies that may wait.
         outcome: What the training does when collecting ends early, for the message.
     """
 
+    config: CaptureConfig
     folder: Path
     run_id: str
     rank: int
     budget_bytes: int
-    host_memory_bytes: int
     outcome: str
 
 
@@ -72,45 +77,73 @@ class TensorSink:
     """
 
     def __init__(self, settings: SinkSettings) -> None:
+        config = settings.config
         self.failed: str | None = None
         self.copy_seconds = 0.0
+        self.sites = 0  # modules that will show tensors: what an iteration's segment is laid out for
         self._settings = settings
         self._folder = capture_folder(settings.folder, settings.rank)
-        self._manifest = ManifestWriter(manifest_path(settings.folder / RUNS_FOLDER / settings.run_id, settings.rank))
-        self._store = RowStore(self._folder, self._manifest, settings.budget_bytes)
-        self._ledger = IterationLedger(lambda fields: self._manifest.append("commit", fields))
-        self._writer = BackgroundWriter(settings.host_memory_bytes, self.fail)
-        self._weights: dict[tuple[str | None, str], tuple[int | None, Future[StoredFile]]] = {}
-        self._lock = threading.Lock()
-        self._closed = False
+        self._manifest: ManifestWriter | None = None
+        if not config.dry_run:
+            self._manifest = ManifestWriter(
+                manifest_path(settings.folder / RUNS_FOLDER / settings.run_id, settings.rank)
+            )
+        self._arena = HostArena(config.host_memory_bytes)
+        self._snapshots = Snapshots(self._arena)
+        self._statistics = StatisticsIntake(config.host_memory_bytes)
+        self._intake = self._copied if config.keeps_tensors else self._measured
+        budget = Budget(settings.budget_bytes)
+        in_files = config.keeps_tensors and config.save_format == PT
+        self._segments = None if in_files and not config.keeps_blocks else self._make_segments(budget)
+        self._chains = WeightChains() if in_files else None
+        self._rows = RowWriter(
+            manifest=self._manifest,
+            files=PtStore(self._folder, budget, fsync=config.fsync, dry=config.dry_run) if in_files else None,
+            segments=self._segments,
+            keeps_blocks=config.keeps_blocks,
+            fsync=config.fsync,
+        )
+        self._ledger = IterationLedger(self._rows.finish, self._commit)
+        self._writer = BackgroundWriter(self.fail)
+        self._deferred: deque[Row] = deque()
+        self._shown: set[tuple[object, ...]] = set()  # of the running iteration
+        self._entry = threading.Lock()  # between the training thread and whoever closes
+        self._failing = threading.Lock()
+        self._closed = False  # nothing is taken any more
+        self._closing = threading.Lock()
+        self._finished = False
 
-    def keep(self, tensor: torch.Tensor, metadata: TensorMetadata, iteration: int) -> None:
-        """Copy `tensor` and hand it over; never raises, since training has to go on."""
-        if self.failed:
-            return
-        size = size_of(tensor)
-        self._writer.reserve(size)
-        try:
-            row = self._row(tensor, metadata)
-            self._ledger.handed_over(iteration)
-        except Exception as error:
-            self._writer.release(size)
-            self.fail(error)
-            return
-        self._writer.submit(size, lambda: self._write(row, iteration))
+    def keep(self, tensor: torch.Tensor, shown: Shown) -> None:
+        """Copy or measure `tensor` and hand it over; never raises, since training has to go on."""
+        with self._entry:
+            if self.failed or self._closed:
+                return
+            row = None
+            try:
+                self._refuse_collision(shown)
+                row = self._row(tensor, shown)
+                self._ledger.handed_over(shown.iteration)
+            except Exception as error:
+                if row is not None:
+                    row.release()
+                self.fail(error)
+                return
+            self._hand_over(row)
 
     def end_iteration(self, iteration: int, scalars: Mapping[str, float]) -> None:
-        """No tensor of `iteration` follows; its commit record is written when its last file is on disk."""
-        if self.failed:
-            return
-        try:
-            self._ledger.ended(iteration, scalars)
-        except CaptureError as error:
-            self.fail(error)
+        """No tensor of `iteration` follows; its commit record is written when its last byte is on disk."""
+        with self._entry:
+            self._shown.clear()
+            if self.failed or self._closed:
+                return
+            self._statistics.transfer()
+            self._hand_over()
+            self._ledger.announce_end(iteration)
+            self._writer.submit(lambda: self._end(iteration, scalars))
 
     def fail(self, error: Exception) -> None:
         """End collecting, with one message however often it is called."""
-        with self._lock:
+        with self._failing:
             if self.failed:
                 return
             self.failed = str(error) if isinstance(error, CaptureError) else f"{type(error).__name__}: {error}"
@@ -118,18 +151,16 @@ class TensorSink:
         log.debug("where it went wrong", exc_info=error)
         self._note("stopped", {"reason": self.failed})
 
-    def close(self) -> None:
-        """Wait until everything that was handed over is on disk; idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        self._writer.close()
-        if not self.failed:
-            self._note("closed", vars(self._ledger.total))
-        self._manifest.close()
-        if self._ledger.untouched and not self.failed:  # the training never began
-            self._manifest.path.unlink()
-            remove_run_record(self._manifest.path.parent)
+    def close(self, reason: str | None = None) -> None:
+        """Wait until everything that was handed over is on disk; idempotent, also for two threads at a time.
+
+        Args:
+            reason: Why the run ends before its time; None: it does not.
+        """
+        with self._closing:
+            if not self._finished:
+                self._close(reason)
+                self._finished = True
 
     @property
     def total(self) -> Tally:
@@ -144,60 +175,122 @@ class TensorSink:
     @property
     def waited_seconds(self) -> float:
         """How long the training thread has waited for room."""
-        return self._writer.waited_seconds
+        return self._arena.waited_seconds
 
-    def _row(self, tensor: torch.Tensor, metadata: TensorMetadata) -> Row:
-        start = time.perf_counter()
-        copy = snapshot(tensor)
-        self.copy_seconds += time.perf_counter() - start
-        now = datetime.now()
-        metadata = replace(
-            metadata,
-            shape=tuple(copy.shape),
-            dtype=str(copy.dtype).removeprefix("torch."),
-            save_time=now.strftime(SAVE_TIME_FORMAT),
+    def _close(self, reason: str | None) -> None:
+        """May be called again when an interrupt has ended it halfway."""
+        with self._entry:
+            self._closed = True
+            self._statistics.transfer()
+            self._hand_over()
+        self._writer.close()
+        self._finish_the_rest()
+        if self._manifest is not None:
+            if reason is not None:
+                self._note("stopped", {"reason": reason})
+            elif not self.failed:
+                self._note("closed", vars(self._ledger.total))
+            self._manifest.close()
+            if self._ledger.untouched and not self.failed:  # the training never began
+                self._manifest.path.unlink()
+                remove_run_record(self._manifest.path.parent)
+        self._arena.close()
+
+    def _refuse_collision(self, shown: Shown) -> None:
+        """Two rows of the same coordinates could not be told apart afterwards."""
+        coordinates = shown.coordinates
+        if coordinates in self._shown:
+            raise CaptureError(
+                f"{shown.operation} {shown.tensor_name} of {shown.site.module} was shown twice in micro-batch "
+                f"{shown.moment.micro_batch} of iteration {shown.iteration}: a module may run once a micro-batch, and "
+                "once more when it is recomputed"
+            )
+        self._shown.add(coordinates)
+
+    def _row(self, tensor: torch.Tensor, shown: Shown) -> Row:
+        start, waited = time.perf_counter(), self._arena.waited_seconds
+        taken = self._intake(tensor, shown)
+        self.copy_seconds += time.perf_counter() - start - (self._arena.waited_seconds - waited)
+        return Row(
+            iteration=shown.iteration,
+            counter=self._folder.next_counter(),
+            describe=partial(shown.metadata, tuple(tensor.shape), tensor.dtype),
+            **taken,
         )
-        name = name_of(metadata, self._folder.next_counter(), now)
-        stored: Future[StoredFile] = Future()
-        return Row(tensor=copy, metadata=metadata, name=name, earlier=self._chain(metadata, stored), stored=stored)
 
-    def _chain(self, metadata: TensorMetadata, stored: Future[StoredFile]) -> Future[StoredFile] | None:
-        """The row before of the same weight in the same optimizer step, and `stored` as the next one's."""
-        if metadata.tensor_name != _WRITTEN_ONCE:
-            return None
-        key = (metadata.module, metadata.tensor_name)
-        iteration, earlier = self._weights.get(key, (None, None))
-        self._weights[key] = (metadata.iteration, stored)
-        return earlier if iteration == metadata.iteration else None
+    def _copied(self, tensor: torch.Tensor, shown: Shown) -> dict[str, Any]:
+        copy = self._snapshots.take(tensor)
+        link = (
+            self._chains.link(shown.site.module, shown.iteration, shown.tensor_name)
+            if self._chains is not None
+            else None
+        )
+        return {**vars(copy), "link": link}
 
-    def _write(self, row: Row, iteration: int) -> None:
+    def _measured(self, tensor: torch.Tensor, shown: Shown) -> dict[str, Any]:
+        measured = self._statistics.measure(tensor)
+        if not self._arena.has_room(_MEASURED_BYTES):
+            self._statistics.transfer()  # the rows that hold the room may wait for it
+            self._hand_over()
+        return {"measured": measured, "lease": self._arena.take(_MEASURED_BYTES)}
+
+    def _hand_over(self, *rows: Row) -> None:
+        """Submit rows, and those before them, as soon as what was measured of them is on its way to the host."""
+        self._deferred.extend(rows)
+        while self._deferred and (self._deferred[0].measured is None or self._deferred[0].measured.ready):
+            self._writer.submit(partial(self._write, self._deferred.popleft()))
+
+    def _write(self, row: Row) -> None:
         try:
             if not self.failed:
-                self._ledger.on_disk(iteration, self._store.write(row))
+                size = self._rows.write(row)
+                self._ledger.done(row.iteration, size)
+        except Exception as error:
+            self.fail(error)  # before a row that waits for this one learns of it
         finally:
-            row.stored.cancel()  # a later row of the chain must not wait for one that came to nothing
+            row.release()
+
+    def _end(self, iteration: int, scalars: Mapping[str, float]) -> None:
+        if not self.failed:
+            self._ledger.ended(iteration, scalars)
+
+    def _commit(self, fields: Mapping[str, object]) -> None:
+        if self._manifest is None:
+            return
+        if self._settings.config.fsync:
+            self._manifest.force_to_disk()
+        self._manifest.append("commit", fields)
+        if self._settings.config.fsync:
+            self._manifest.force_to_disk()
+
+    def _finish_the_rest(self) -> None:
+        """Make what came of iterations that are not complete readable."""
+        try:
+            for iteration in self._ledger.unfinished:
+                self._ledger.add_files(self._rows.finish(iteration))
+        except CaptureError as error:
+            self.fail(error)
+        if self._segments is not None:
+            self._segments.discard()
+
+    def _make_segments(self, budget: Budget) -> Segments:
+        settings, config = self._settings, self._settings.config
+        kinds = config.keeps_tensors + config.keeps_blocks  # tensors, maps of block exponents
+        return Segments(
+            settings.folder / RUNS_FOLDER / settings.run_id,
+            rank=settings.rank,
+            labels={"run_id": settings.run_id, "quant_type": settings.folder.name, "rank": str(settings.rank)},
+            budget=budget,
+            tensors_expected=lambda: self.sites * _ROWS_A_SITE * config.collect_micro_batches * kinds,
+            fsync=config.fsync,
+            dry=config.dry_run,
+        )
 
     def _note(self, kind: str, fields: Mapping[str, object]) -> None:
         """Append a line that nothing depends on."""
+        if self._manifest is None:
+            return
         try:
             self._manifest.append(kind, fields)
         except (CaptureError, ValueError) as error:  # ValueError: the session was closed meanwhile
             log.debug("no %r line in the manifest: %s", kind, error)
-
-
-def name_of(metadata: TensorMetadata, counter: int, now: datetime) -> CaptureName:
-    """The file name that belongs to `metadata`."""
-    return CaptureName(
-        stamp=now.strftime(STAMP_FORMAT),
-        counter=counter,
-        iteration=metadata.iteration,
-        layer_type=metadata.layer_type,
-        layer_idx=metadata.layer_idx,
-        operation=metadata.operation,
-        phase=metadata.phase,
-        component=metadata.component,
-        quant_type=metadata.quant_type,
-        rank=metadata.rank,
-        sample_idx=metadata.sample_idx,
-        tensor_name=metadata.tensor_name,
-    )

@@ -11,8 +11,12 @@ import os
 import sys
 from numbers import Integral
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from megatron.quantscope.capture.errors import CaptureUsageError
+
+if TYPE_CHECKING:
+    from megatron.quantscope.capture.session import CaptureSession
 
 RANK_VARIABLE = "LOCAL_RANK"
 SAMPLE_VARIABLE = "CURRENT_SAMPLE_IDX"
@@ -27,6 +31,7 @@ class TensorCollectionState:
         sequence_idx: Sequence of the micro-batch, from 0.
         directory: Capture root of the running session; None: no session runs.
         run_id: Run of the running session; None: no session runs.
+        session: The running session itself.
     """
 
     def __init__(self) -> None:
@@ -37,6 +42,7 @@ class TensorCollectionState:
         self.sequence_idx: int = 0
         self.directory: Path | None = None
         self.run_id: str | None = None
+        self.session: CaptureSession | None = None
 
     @property
     def current_rank(self) -> int:

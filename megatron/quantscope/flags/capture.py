@@ -11,6 +11,7 @@ DEFAULT_HOST_MEMORY_GB = 2.0
 SAVE_MODES = ("tensors", "statistics", "both")
 SAVE_FORMATS = ("pt", "segment")
 ON_ERROR = ("stop", "continue")
+POINTS = ("attention_probs", "residual", "norm", "activation", "logits")
 
 CAPTURE_FLAGS = FlagGroup(
     "tensor capture",
@@ -80,33 +81,34 @@ CAPTURE_FLAGS = FlagGroup(
             choices=SAVE_MODES,
             default="tensors",
             help="keep tensors, their statistics, or both (default tensors)",
-            refused="only tensors is built yet; the manifest holds the statistics of every tensor kept",
         ),
         Flag(
             name="--tensor-save-format",
             choices=SAVE_FORMATS,
             default="pt",
             help="pt: one self-contained file a tensor; segment: one file a rank and iteration (default pt)",
-            refused="segment is not built yet; use pt",
         ),
         Flag(
             name="--tensor-points",
             nargs="+",
+            choices=POINTS,
             metavar="POINT",
-            help="further capture points: attention_probs, residual, norm, activation, logits",
-            refused="further capture points are not built yet; the table in docs/capture.md is what is kept",
+            help=f"keep at further points too: {', '.join(POINTS)}",
         ),
         Flag(
             name="--tensor-dry-run",
             switch=True,
             help="print the files and bytes an iteration would take, and stop",
-            refused="not built yet; run_tensor_collection.sh prints files and bytes before it starts",
+        ),
+        Flag(
+            name="--tensor-fsync",
+            switch=True,
+            help="force every iteration to the disk before it is committed, so that a power cut does not take it back",
         ),
         Flag(
             name="--tensor-check-interference",
             switch=True,
             help="train the same steps with and without capture and compare the results bitwise",
-            refused="not built yet; tests/end_to_end/test_non_interference.py makes that comparison",
         ),
     ),
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from megatron.quantscope.analysis.details import collect_details
 from megatron.quantscope.analysis.format_errors import treatments
-from megatron.quantscope.analysis.scan import ScanLog, distinct_files, scan
+from megatron.quantscope.analysis.scan import ScanLog, distinct_tensors, scan
 from megatron.quantscope.analysis.study import Study
 from megatron.quantscope.analysis.tables import RECORD_COLUMNS, read_table, record_row, summary_columns, write_table
 from megatron.quantscope.analysis.workers import Workers, worker_pool
@@ -117,7 +117,7 @@ def _analyse(
 
 def _write_tables(capture: Capture, target: Path, pool: Workers, log: ScanLog, progress: Progress) -> None:
     tried = treatments(capture.quant_types)
-    size = sum(record.bytes for record in distinct_files(capture))
+    size = sum(record.bytes for record in distinct_tensors(capture))
     with progress.step("reading tensors", size, bytes=True) as advance:
         rows = scan(capture, pool, tried, log, advance)
         written = write_table(target / SUMMARY_TABLE, rows, summary_columns(one.name for one in tried))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,12 +37,20 @@ def write_capture(
     dtype: torch.dtype = torch.bfloat16,
     spoil: Spoil = lambda module, layer, name, tensor: tensor,
     seed: int = 0,
+    **config: Any,
 ) -> Path:
-    """Write a capture with every row of a small transformer's linear layers and attention; returns `directory`."""
+    """Write a capture with every row of a small transformer's linear layers and attention; returns `directory`.
+
+    `config` are further settings of `CaptureConfig`.
+    """
     for rank in range(ranks):
         session = CaptureSession(
             CaptureConfig(
-                enabled=True, directory=directory, control_iter=iterations, collect_micro_batches=micro_batches
+                enabled=True,
+                directory=directory,
+                control_iter=iterations,
+                collect_micro_batches=micro_batches,
+                **config,
             ),
             quant_type=quant_type,
             rank=rank,

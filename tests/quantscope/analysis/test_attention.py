@@ -9,6 +9,7 @@ from megatron.quantscope.analysis.attention import (
     probabilities,
     view_attention,
 )
+from megatron.quantscope.capture.location import Location
 from tests.quantscope.analysis.captures import GROUPS, HEADS, save
 
 
@@ -16,8 +17,8 @@ def viewed(tmp_path, query, key):
     pair = AttentionPair(
         quant_type="bf16",
         layer=0,
-        query=str(save(tmp_path / "q.pt", query)),
-        key=str(save(tmp_path / "k.pt", key)),
+        query=Location(save(tmp_path / "q.pt", query)),
+        key=Location(save(tmp_path / "k.pt", key)),
         where="",
     )
     return view_attention(pair)
@@ -62,14 +63,15 @@ def test_what_is_not_query_and_key_gives_no_view(tmp_path):
     assert viewed(tmp_path, torch.ones(4, 1, 3, 8), torch.ones(4, 1, 2, 8)) is None
     assert viewed(tmp_path, torch.ones(4, 8), torch.ones(4, 8)) is None
     (tmp_path / "q.pt").unlink()
-    assert view_attention(AttentionPair(quant_type="", layer=0, query=str(tmp_path / "q.pt"), key="", where="")) is None
+    gone = Location(tmp_path / "q.pt")
+    assert view_attention(AttentionPair(quant_type="", layer=0, query=gone, key=gone, where="")) is None
 
 
 def test_pairs_are_the_first_micro_batch_of_each_layer(tables):
     _, summary, details = tables
     pairs = attention_pairs(summary)
     assert [pair.layer for pair in pairs] == [0, 1, 2]
-    assert all("query" in pair.query and "key" in pair.key for pair in pairs)
+    assert all("query" in pair.query.path.name and "key" in pair.key.path.name for pair in pairs)
     assert pairs[0].where == "iteration 0, micro-batch 0, rank 0"
     assert [view.maps.shape[0] for view in details["attention"]] == [HEADS] * 3
     assert GROUPS < HEADS

@@ -10,13 +10,14 @@ from megatron.quantscope.analysis.study import ordered_types
 from megatron.quantscope.analysis.tables import read_table, summary_columns, write_table
 from megatron.quantscope.analysis.workers import worker_pool
 from megatron.quantscope.capture import open_capture
+from megatron.quantscope.capture.location import Location
 from tests.quantscope.analysis.captures import save, write_capture
 
 
 def pair_of(tmp_path, x, reference):
     return DivergencePair(
         quant_type="mxfp4", baseline="bf16", site="fc2.y", symbol="y", layer=0,
-        file=str(save(tmp_path / "x.pt", x)), baseline_file=str(save(tmp_path / "r.pt", reference)),
+        location=Location(save(tmp_path / "x.pt", x)), baseline_location=Location(save(tmp_path / "r.pt", reference)),
     )  # fmt: skip
 
 

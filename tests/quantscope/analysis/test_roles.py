@@ -8,7 +8,7 @@ def test_every_captured_tensor_has_a_role():
 
 
 def test_operands_are_what_goes_into_a_gemm():
-    assert {role.symbol for role in ROLES.values() if role.operand} == {"x", "w", "dy", "q", "k", "v", "do"}
+    assert {role.symbol for role in ROLES.values() if role.operand} == {"x", "w", "dy", "q", "k", "v", "p", "do"}
 
 
 def test_a_value_is_cut_along_the_keys_and_all_else_along_its_last_axis():

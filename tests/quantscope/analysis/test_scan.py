@@ -2,10 +2,11 @@ import numpy as np
 import pytest
 import torch
 
+from megatron.quantscope.analysis.details import collect_details
 from megatron.quantscope.analysis.exponents import ExponentHistogram
 from megatron.quantscope.analysis.format_errors import treatments
-from megatron.quantscope.analysis.scan import ScanLog, distinct_files, scan
-from megatron.quantscope.analysis.tables import summary_columns, write_table
+from megatron.quantscope.analysis.scan import ScanLog, distinct_tensors, scan
+from megatron.quantscope.analysis.tables import read_table, record_row, summary_columns, write_table
 from megatron.quantscope.analysis.workers import worker_pool
 from megatron.quantscope.capture import open_capture
 from tests.quantscope.analysis.captures import save, write_capture
@@ -24,7 +25,7 @@ def test_every_file_is_read_once_and_references_are_not(capture, tables):
     index, summary, _ = tables
     assert len(index) == len(capture.records)
     assert index["reference"].sum() == 3 * 4  # the backward rows of the weights
-    assert len(summary) == len(distinct_files(capture)) == len(index) - 12
+    assert len(summary) == len(distinct_tensors(capture)) == len(index) - 12
     assert summary["file"].is_unique
 
 
@@ -51,13 +52,13 @@ def test_workers_in_processes_give_the_same_rows(tmp_path):
     assert (
         (log.files, log.bytes)
         == (log_together.files, log_together.bytes)
-        == (32, sum(record.bytes for record in distinct_files(capture)))
+        == (32, sum(record.bytes for record in distinct_tensors(capture)))
     )
 
 
 def test_damaged_files_are_listed_and_the_rest_is_read(tmp_path):
     capture = open_capture(write_capture(tmp_path, layers=1))
-    broken, gone, odd = (record.path for record in distinct_files(capture)[:3])
+    broken, gone, odd = (record.path for record in distinct_tensors(capture)[:3])
     content = bytearray(broken.read_bytes())
     content[40:400] = b"\xff" * 360  # the pickle inside the archive; its size and its end are as they were
     broken.write_bytes(content)
@@ -83,6 +84,61 @@ def test_bare_files_of_all_three_name_forms(tmp_path):
     found = {row["file"].rsplit("/", 1)[1]: (row["symbol"], row["layer_idx"], row["iteration"]) for row in rows}
     assert found == names
     assert all(row["count"] == 256 and row["dtype"] == "bfloat16" for row in rows)
+
+
+def figures_of(rows):
+    """Rows less where their tensors lie."""
+    where = ("file", "offset", "bytes", "reference")
+    return sorted(repr({name: value for name, value in row.items() if name not in where}) for row in rows)
+
+
+def test_a_segment_capture_gives_the_rows_of_a_pt_capture(tmp_path):
+    """Also where two modules show the same tensor, whose bytes a segment holds once."""
+
+    def chained(module, layer, name, tensor):
+        return torch.ones_like(tensor) if (module, name) == ("self_attention.linear_qkv", "input") else tensor
+
+    found = {}
+    for save_format in ("pt", "segment"):
+        directory = write_capture(
+            tmp_path / save_format, layers=2, iterations=2, micro_batches=2, spoil=chained, save_format=save_format
+        )
+        rows, log = scanned(open_capture(directory))
+        assert not log.problems
+        found[save_format] = figures_of(rows)
+    assert len(found["pt"]) == 2 * 2 * (32 + 28)  # the second micro-batch's weights are the first's
+    assert found["segment"] == found["pt"]
+
+
+def test_details_of_a_segment_capture_are_those_of_a_pt_capture(tmp_path):
+    found = {}
+    for save_format in ("pt", "segment"):
+        for seed, quant_type in enumerate(("bf16", "mxfp4")):
+            write_capture(tmp_path / save_format, quant_type, layers=1, seed=seed, save_format=save_format)
+        rows, _ = scanned(open_capture(tmp_path / save_format))
+        path = tmp_path / f"{save_format}.parquet"
+        write_table(path, rows, summary_columns(one.name for one in TRIED))
+        with worker_pool(1) as workers:
+            found[save_format] = collect_details(read_table(path), workers)
+    of_pt, of_segment = found["pt"], found["segment"]
+    assert all(of_segment.values())
+    for one, other in zip(of_pt["attention"], of_segment["attention"], strict=True):
+        assert np.array_equal(one.maps, other.maps)
+    for one, other in zip(of_pt["surfaces"], of_segment["surfaces"], strict=True):
+        assert np.array_equal(one.values, other.values)
+    for one, other in zip(of_pt["divergences"], of_segment["divergences"], strict=True):
+        assert (one.pair.site, one.sqnr_db, one.cosine) == (other.pair.site, other.sqnr_db, other.cosine)
+
+
+def test_rows_of_statistics_alone_are_told_in_one_line(tmp_path):
+    write_capture(tmp_path, "bf16", layers=1)
+    write_capture(tmp_path, "mxfp8", layers=1, mode="statistics")
+    capture = open_capture(tmp_path)
+    rows, log = scanned(capture)
+    assert {row["quant_type"] for row in rows} == {"bf16"}
+    (problem,) = log.problems
+    assert problem.reason == "36 rows have statistics only: there is no tensor to analyse"
+    assert record_row(capture.records[-1])["file"] is None
 
 
 def test_a_table_is_complete_or_absent(tmp_path):

@@ -23,6 +23,7 @@ from megatron.quantscope.analysis.losses import loss_differences, losses_by_type
 from megatron.quantscope.analysis.shares import shares
 from megatron.quantscope.analysis.study import Study
 from megatron.quantscope.analysis.surfaces import SurfacePlace, surface_places, view_surface
+from megatron.quantscope.capture.location import Location
 from megatron.quantscope.formats import measure
 from tests.quantscope.analysis.captures import save
 
@@ -120,10 +121,10 @@ def test_surfaces_are_of_the_most_pronounced_tensors(tables, tmp_path):
     assert len(details["surfaces"]) == 4
     x = torch.zeros(300, 1, 200)
     x[3, 0, 150] = -7.0
-    file = str(save(tmp_path / "x.pt", x))
-    surface = view_surface(SurfacePlace(quant_type="bf16", site="fc2.y", layer=0, file=file))
+    file = Location(save(tmp_path / "x.pt", x))
+    surface = view_surface(SurfacePlace(quant_type="bf16", site="fc2.y", layer=0, location=file))
     assert (surface.peak, surface.values.max(), surface.values.shape) == ((3, 150), 7.0, (96, 144))
-    assert view_surface(SurfacePlace(quant_type="", site="", layer=0, file=file + "x")) is None
+    assert view_surface(SurfacePlace(quant_type="", site="", layer=0, location=Location(tmp_path / "none.pt"))) is None
 
 
 def test_global_statistics_are_plain_json_and_add_up(capture, tables):

@@ -1,10 +1,14 @@
 """Sessions in a temporary directory, and one made-up module that shows its tensors as Megatron's linears do."""
 
+import json
+
+import numpy as np
 import pytest
 import torch
 
 from megatron.quantscope.capture import CaptureConfig, CaptureSession, ParallelCoordinates, new_run_id, open_capture
 from megatron.quantscope.capture.state import STATE
+from tests.quantscope.capture.children import Children
 
 FORMATS = {"fprop": {"x": "mxfp8", "w": "mxfp8"}, "scale_rule": "floor"}
 LINEAR = {
@@ -16,6 +20,34 @@ LINEAR = {
 }
 ROWS_A_PASS = 7
 FILES_A_PASS = 6  # the weight of the backward refers to the forward's
+FORMATS_OF_FILES = ("pt", "segment")
+MODES = ("tensors", "statistics", "both")
+
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
+FLOAT8 = tuple(dtype for name, dtype in sorted(vars(torch).items()) if name.startswith("float8_"))
+NUMBERS = torch.tensor([1.0, -2.5, 0.0, -0.0, 448.0, 1e-9, float("nan"), 3.25])
+ODD_TENSORS = {
+    "contiguous": lambda: torch.arange(24.0).reshape(2, 3, 4),
+    "transposed": lambda: torch.arange(24.0).reshape(4, 6).t(),
+    "strided": lambda: torch.arange(24.0)[::3],
+    "expanded": lambda: torch.arange(3.0)[:, None].expand(3, 1000),
+    "view of a large storage": lambda: torch.arange(100_000.0)[10:20],
+    "0-dim": lambda: torch.tensor(3.5),
+    "empty": lambda: torch.zeros(3, 0, 2),
+    "channels last": lambda: torch.arange(16.0).reshape(1, 2, 2, 4).to(memory_format=torch.channels_last),
+    "nan and inf": lambda: torch.tensor([float("nan"), float("inf"), float("-inf"), -0.0, 1e-45]),
+    "parameter": lambda: torch.nn.Parameter(torch.ones(3)),
+    "part of a graph": lambda: torch.ones(3, requires_grad=True) * 2,
+    "bool": lambda: torch.tensor([True, False]),
+    "bfloat16": lambda: NUMBERS.bfloat16(),
+    "float16": lambda: NUMBERS.half(),
+    "float64": lambda: NUMBERS.double(),
+    "complex": lambda: torch.complex(NUMBERS, NUMBERS.flip(0)),
+    "conjugated": lambda: torch.complex(NUMBERS, NUMBERS.flip(0)).conj(),
+    "negated": lambda: torch.complex(NUMBERS, NUMBERS.flip(0)).conj().imag,
+    **{str(dtype).removeprefix("torch."): lambda dtype=dtype: torch.arange(9).to(dtype) for dtype in INTEGERS},
+    **{str(dtype).removeprefix("torch."): lambda dtype=dtype: NUMBERS.abs().to(dtype) for dtype in FLOAT8},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +87,19 @@ def open_session(tmp_path):
     yield open_
     for session in sessions:
         session.close()
+
+
+@pytest.fixture(scope="session")
+def children():
+    """Processes that capture, to be ended by signals."""
+    children = Children()
+    yield children
+    children.close()
+
+
+def bits(tensor):
+    """The bytes of a tensor in row-major order."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def linear_tensors(seed=0, tokens=4, inputs=8, outputs=16, dtype=torch.bfloat16):
@@ -108,3 +153,54 @@ def read(session):
 
 def rows_of(capture, **wanted):
     return [record for record in capture.records if all(getattr(record, k) == v for k, v in wanted.items())]
+
+
+def run_folder(session):
+    identity = session.identity
+    return session.config.directory / identity["quant_type"] / "runs" / identity["run_id"]
+
+
+def manifest_of(session, kind=None):
+    """The lines of a session's manifest, those of one kind or all."""
+    path = run_folder(session) / f"manifest_rank{session.identity['rank']}.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line for line in lines if kind in (None, line["kind"])]
+
+
+def stored_tensor(session, row):
+    """What a manifest's row says is on disk, read by PyTorch and NumPy alone."""
+    if row["store"] == "pt":
+        return torch.load(run_folder(session).parents[1] / row["file"], weights_only=True)["tensor"]
+    if row["bytes"] == 0:
+        return torch.empty(row["shape"], dtype=getattr(torch, row["dtype"]))
+    content = np.fromfile(run_folder(session) / row["file"], np.uint8, count=row["bytes"], offset=row["offset"])
+    assert content.nbytes == row["bytes"]
+    return torch.frombuffer(bytearray(content), dtype=getattr(torch, row["dtype"])).reshape(row["shape"])
+
+
+def unfinished_files(session):
+    return sorted(path.name for path in session.config.directory.rglob(".*"))
+
+
+def block_exponents(tensor, block=32):
+    """The map of block exponents by NumPy: float32's exponent field of each block's amax along the last dimension."""
+    values = np.abs(np.atleast_1d(tensor.detach().double().numpy()))
+    padding = [(0, 0)] * (values.ndim - 1) + [(0, -values.shape[-1] % block)]
+    blocks = np.pad(values, padding).reshape(*values.shape[:-1], -(-values.shape[-1] // block), block)
+    amax = blocks.max(-1)  # a NaN stays one
+    _, exponent = np.frexp(amax)
+    field = np.where(amax < 2.0**-126, 0, exponent - 1 + 127)
+    return torch.from_numpy(np.where(np.isfinite(amax), field, 255).astype(np.uint8))
+
+
+def check_readable(capture, tensors_of=linear_tensors):
+    """Every record gives back what was shown: `tensors_of(iteration)`."""
+    for record in capture.records:
+        expected = tensors_of(record.iteration)[record.tensor_name]
+        if record.store != "none":
+            assert torch.equal(bits(capture.load(record)), bits(expected))
+        if record.blocks is not None:
+            assert torch.equal(capture.block_exponents(record), block_exponents(expected))
+        if not record.bare:
+            assert record.statistics.count == expected.numel()
+            assert record.statistics.amax == expected.double().abs().max()

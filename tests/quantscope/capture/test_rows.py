@@ -1,12 +1,12 @@
 """What a session writes for one tensor: the file, its name, its metadata, its manifest row; and weights, once."""
 
-import json
 import re
 import subprocess
 import sys
 
 import pytest
 import torch
+import xxhash
 
 from megatron.quantscope.capture import (
     ParallelCoordinates,
@@ -14,31 +14,36 @@ from megatron.quantscope.capture import (
     open_capture,
     parse_name,
 )
-from megatron.quantscope.capture.snapshot import checksum
 from megatron.quantscope.formats.measuring import measure
 from megatron.quantscope.formats.statistics import TensorStatistics
 from tests.quantscope.capture.conftest import (
     FILES_A_PASS,
     FORMATS,
+    FORMATS_OF_FILES,
     LINEAR,
+    ODD_TENSORS,
     ROWS_A_PASS,
+    bits,
     linear_tensors,
+    manifest_of,
     read,
     rows_of,
+    run_folder,
     run_iteration,
     show_backward,
     show_forward,
+    stored_tensor,
 )
 
 
-def manifest_of(session):
-    path = session.config.directory / "mxfp8" / "runs" / session.identity["run_id"] / "manifest_rank0.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()]
+@pytest.fixture(params=FORMATS_OF_FILES)
+def save_format(request):
+    return request.param
 
 
 class TestRows:
-    def test_every_row_of_a_linear_in_order(self, open_session):
-        session = open_session()
+    def test_every_row_of_a_linear_in_order(self, open_session, save_format):
+        session = open_session(save_format=save_format)
         run_iteration(session, 0)
         capture = read(session)
         assert [(row.operation, row.phase, row.tensor_name) for row in capture.records] == [
@@ -52,17 +57,19 @@ class TestRows:
         ]
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-    def test_content_is_what_was_shown(self, open_session, dtype):
-        session, tensors = open_session(), linear_tensors(dtype=dtype)
+    def test_content_is_what_was_shown(self, open_session, dtype, save_format):
+        session, tensors = open_session(save_format=save_format), linear_tensors(dtype=dtype)
         run_iteration(session, 0, tensors=tensors)
         capture = read(session)
         for record in capture.records:
             expected = tensors[record.tensor_name]
             assert torch.equal(capture.load(record), expected)
-            assert record.checksum == checksum(expected)
+            assert record.checksum == "xxh3_128:" + xxhash.xxh3_128(bits(expected).numpy()).hexdigest()
             assert record.statistics == TensorStatistics.from_json(measure(expected).to_json())
             assert record.shape == tuple(expected.shape)
             assert record.dtype == str(dtype).removeprefix("torch.")
+        for row in manifest_of(session, "tensor"):
+            assert torch.equal(stored_tensor(session, row), tensors[row["tensor_name"]])
 
     def test_metadata_is_complete_in_file_and_manifest(self, open_session):
         session = open_session(
@@ -70,8 +77,13 @@ class TestRows:
             parallel=ParallelCoordinates(tp_rank=1, tp_size=2, dp_rank=2, dp_size=4),
             run_id="20250101_000000_abcdef",
         )
-        site = session.site(**LINEAR, shards={"output": {"dim": -1, "over": "tp"}}, stages={"grad_input": "partial"})
-        run_iteration(session, 7, site=site)
+        column, summand = {"over": "tp", "dim": -1}, {"over": "tp", "reduce": "sum"}
+        site = session.site(**LINEAR, shards={"output": [column], "grad_input": [summand]})
+        session.begin_iteration(7)
+        session.begin_micro_batch(0, [70, 71], document_ids=[[3], [3, 4]], grad_scale=8.0)
+        show_forward(site.tap(), linear_tensors(7))
+        show_backward(site.tap(), linear_tensors(7))
+        session.end_iteration({})
         capture = read(session)
         record = rows_of(capture, tensor_name="output")[0]
         content = torch.load(record.path, weights_only=True)
@@ -91,7 +103,8 @@ class TestRows:
             "component": "linear",
             "module": "decoder.layers.0.mlp.linear_fc1",
             "gemm": "fprop",
-            "sample_indices": [70],
+            "sample_indices": [70, 71],
+            "document_ids": [[3], [3, 4]],
             "micro_batch": 0,
             "parallel": {
                 "tp_rank": 1,
@@ -105,18 +118,20 @@ class TestRows:
                 "ep_rank": 0,
                 "ep_size": 1,
             },
-            "shard": {"dim": -1, "over": "tp"},
+            "shard": [{"over": "tp", "dim": -1}],
             "shape": [4, 1, 16],
             "dtype": "bfloat16",
             "stage": "complete",
             "recomputed": False,
+            "grad_scale": 8.0,
             "formats": FORMATS,
             "run_id": "20250101_000000_abcdef",
         }
-        assert rows_of(capture, tensor_name="grad_input")[0].stage == "partial"
-        assert rows_of(capture, tensor_name="input")[0].shard is None
-        from_file = {name: getattr(record, name) for name in metadata}
-        assert from_file == metadata | {"sample_indices": (70,), "shape": (4, 1, 16)}
+        partial = rows_of(capture, tensor_name="grad_input")[0]
+        assert (partial.stage, partial.shard) == ("partial", (summand,))
+        assert rows_of(capture, tensor_name="input")[0].shard == ()
+        line = next(row for row in manifest_of(session, "tensor") if row["tensor_name"] == "output")
+        assert {name: line[name] for name in metadata} == metadata
 
     def test_file_names_say_what_the_metadata_says(self, open_session):
         session = open_session(rank=3, parallel=ParallelCoordinates(dp_rank=3, dp_size=4))
@@ -152,7 +167,9 @@ class TestRows:
         lines = manifest_of(session)
         rows, commit, closed = lines[:-2], lines[-2], lines[-1]
         assert len(rows) == ROWS_A_PASS
-        assert all((row["schema"], row["kind"]) == (1, "tensor") for row in rows)
+        assert {(row["schema"], row["kind"], row["store"], row["offset"]) for row in rows} == {
+            (2, "tensor", "pt", None)
+        }
         folder = session.config.directory / "mxfp8"
         for row in rows:
             assert row["bytes"] == (folder / row["file"]).stat().st_size
@@ -160,11 +177,29 @@ class TestRows:
         counted = {"rows": ROWS_A_PASS, "files": FILES_A_PASS, "bytes": sum(path.stat().st_size for path in files)}
         assert len(files) == FILES_A_PASS
         scalars = {"lm loss": 2.25, "grad norm": "inf"}
-        assert commit == {"schema": 1, "kind": "commit", "iteration": 0, "scalars": scalars} | counted
-        assert closed == {"schema": 1, "kind": "closed"} | counted
+        assert commit == {"schema": 2, "kind": "commit", "iteration": 0, "scalars": scalars} | counted
+        assert closed == {"schema": 2, "kind": "closed"} | counted
         summary = session.summary()
         assert {"rows": summary.rows, "files": summary.files, "bytes": summary.bytes} == counted
         assert open_capture(folder).commits == {"mxfp8": {0: {"lm loss": 2.25, "grad norm": float("inf")}}}
+
+    def test_manifest_rows_and_commit_of_a_segment(self, open_session):
+        session = open_session(save_format="segment")
+        run_iteration(session, 0, scalars={"lm loss": 2.25})
+        session.close()
+        segment, *rows, commit, closed = manifest_of(session)
+        path = run_folder(session) / "iter000_rank0_000.safetensors"
+        size = path.stat().st_size
+        assert segment == {"schema": 2, "kind": "segment", "iteration": 0, "file": path.name, "bytes": size}
+        assert len(rows) == ROWS_A_PASS
+        assert {(row["kind"], row["store"], row["file"]) for row in rows} == {("tensor", "segment", path.name)}
+        assert [row["tensor_name"] for row in rows if row["reference"]] == ["weight"]  # whichever of two came second
+        tensors = linear_tensors(0)
+        assert [row["bytes"] for row in rows] == [2 * tensors[row["tensor_name"]].numel() for row in rows]
+        counted = {"rows": ROWS_A_PASS, "files": 1, "bytes": size}
+        assert commit == {"schema": 2, "kind": "commit", "iteration": 0, "scalars": {"lm loss": 2.25}} | counted
+        assert closed == {"schema": 2, "kind": "closed"} | counted
+        assert list(session.config.directory.rglob("*.pt")) == []
 
     def test_run_json(self, open_session):
         session = open_session(run_info={"command": ["pretrain_gpt.py"], "odd": {1, 2}, "nan": float("nan")})
@@ -189,42 +224,43 @@ class TestRows:
         )
         assert result.stdout == "8\n"
 
-    def test_tensors_are_copied_before_the_tap_returns(self, open_session):
-        session, tensors = open_session(), linear_tensors()
+    def test_tensors_are_copied_before_the_tap_returns(self, open_session, save_format):
+        session, tensors = open_session(save_format=save_format), linear_tensors()
         site = session.site(**LINEAR)
         session.begin_iteration(0)
         session.begin_micro_batch(0, [0])
         tap, expected = site.tap(), tensors["input"].clone()
         tap("forward", "pre", "input", tensors["input"])
         tensors["input"].zero_()
+        tap("forward", "post", "output", tensors.pop("input"))  # freed, and its memory used again
+        noise = [torch.full_like(expected, 7.0) for _ in range(50)]
         session.end_iteration({})
         capture = read(session)
         assert torch.equal(capture.load(capture.records[0]), expected)
+        assert torch.equal(capture.load(capture.records[1]), torch.zeros_like(noise[0]))
 
-    @pytest.mark.parametrize(
-        "tensor",
-        [
-            torch.tensor(2.5),
-            torch.zeros(0, 4),
-            torch.tensor([float("nan"), float("inf")]),
-            torch.arange(6),
-            torch.ones(3)[:, None].expand(3, 5),
-            torch.arange(12.0).reshape(3, 4).t(),
-            torch.randn(5).to(torch.float8_e5m2),
-            torch.tensor([True, False]),
-            torch.randn(3, dtype=torch.complex64),
-        ],
-        ids=["0-dim", "empty", "nan", "int", "expanded", "transposed", "float8", "bool", "complex"],
-    )
-    def test_odd_tensors(self, open_session, tensor):
-        session = open_session()
+    @pytest.mark.parametrize("make", ODD_TENSORS.values(), ids=ODD_TENSORS.keys())
+    def test_odd_tensors(self, open_session, make, save_format):
+        session, tensor = open_session(save_format=save_format), make()
         run_iteration(session, 0, tensors=dict.fromkeys(linear_tensors(), tensor))
         capture = read(session)
         assert session.failed is None
-        loaded = capture.load(capture.records[0])
-        assert loaded.dtype == tensor.dtype
-        assert torch.equal(loaded.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
-        assert (capture.records[0].statistics is None) == tensor.is_complex()
+        assert len(capture.records) == ROWS_A_PASS
+        for record, row in zip(capture.records, manifest_of(session, "tensor"), strict=True):
+            for loaded in (capture.load(record), stored_tensor(session, row)):
+                assert (loaded.dtype, loaded.shape) == (tensor.dtype, tensor.shape)
+                assert torch.equal(bits(loaded), bits(tensor))
+            assert (record.statistics is None) == tensor.is_complex()
+
+    def test_views_of_one_storage_are_kept_apart(self, open_session, save_format):
+        session, base = open_session(save_format=save_format), torch.arange(60.0)
+        views = {name: base[10 * number : 10 * number + 10] for number, name in enumerate(linear_tensors())}
+        run_iteration(session, 0, tensors=views)
+        capture = read(session)
+        for record in capture.records:
+            assert torch.equal(capture.load(record), views[record.tensor_name])
+            if record.store == "pt":
+                assert record.bytes < 4096
 
 
 class TestWeights:

@@ -112,8 +112,9 @@ class TestWhen:
         session.begin_micro_batch(1, [33, 34])
         assert (STATE.current_rank, STATE.current_iteration, STATE.current_sample_idx) == (2, 6, 33)
         assert (STATE.batch_idx, STATE.directory) == (1, session.config.directory)
+        assert STATE.session is session
         session.close()
-        assert STATE.run_id is STATE.directory is None
+        assert STATE.run_id is STATE.directory is STATE.session is None
 
 
 class TestSites:

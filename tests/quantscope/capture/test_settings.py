@@ -6,6 +6,7 @@ import pytest
 
 from megatron.quantscope.capture import CaptureConfig, CaptureUsageError, Schedule, TensorFilter
 from megatron.quantscope.flags import CAPTURE_FLAGS, add_flags
+from megatron.quantscope.flags.capture import POINTS
 
 QKV = "decoder.layers.3.self_attention.linear_qkv"
 
@@ -121,6 +122,8 @@ class TestConfig:
         assert (config.control_iter, config.collect_micro_batches) == (1, 1)
         assert (config.budget_bytes, config.host_memory_bytes) == (50 * 10**9, 2 * 10**9)
         assert not config.stop_on_error
+        assert (config.mode, config.save_format, config.points) == ("tensors", "pt", frozenset())
+        assert (config.fsync, config.dry_run) == (False, False)
 
     @pytest.mark.parametrize(
         ("text", "enabled"),
@@ -147,11 +150,38 @@ class TestConfig:
             *("--tensor-budget-gb", "0.5"),
             *("--tensor-host-memory-gb", "0.25"),
             *("--tensor-on-error", "stop"),
+            *("--tensor-save-mode", "both"),
+            *("--tensor-save-format", "segment"),
+            *("--tensor-points", POINTS[0], POINTS[-1]),
+            "--tensor-fsync",
+            "--tensor-dry-run",
         )
         assert (config.control_iter, config.collect_micro_batches, config.stop_on_error) == (3, 2, True)
         assert config.filter == TensorFilter(layers=((1, 1),), ranks=((0, 0),))
         assert config.schedule == Schedule(start=5, every=2)
         assert (config.budget_bytes, config.host_memory_bytes) == (500_000_000, 250_000_000)
+        assert (config.mode, config.save_format, config.points) == ("both", "segment", {POINTS[0], POINTS[-1]})
+        assert config.fsync
+        assert config.dry_run
+
+    @pytest.mark.parametrize(
+        ("mode", "tensors", "blocks"), [("tensors", True, False), ("statistics", False, True), ("both", True, True)]
+    )
+    def test_what_a_mode_keeps(self, mode, tensors, blocks):
+        config = parse("--tensor-save-mode", mode)
+        assert (config.keeps_tensors, config.keeps_blocks) == (tensors, blocks)
+
+    @pytest.mark.parametrize(
+        ("setting", "value", "message"),
+        [
+            ("tensor_save_mode", "all", "--tensor-save-mode 'all' is not allowed: give tensors, statistics, both"),
+            ("tensor_save_format", "zip", "--tensor-save-format 'zip' is not allowed: give pt, segment"),
+            ("tensor_points", ["nowhere"], "--tensor-points 'nowhere' is not allowed: give "),
+        ],
+    )
+    def test_a_namespace_made_by_hand_is_checked_too(self, setting, value, message):
+        with pytest.raises(CaptureUsageError, match=message):
+            CaptureConfig.from_namespace(argparse.Namespace(**{setting: value}), {})
 
     def test_a_word_that_is_neither_yes_nor_no_is_refused(self):
         with pytest.raises(CaptureUsageError, match="TENSOR_SAVE_ENABLED='maybe' is not allowed: give 1, true"):

@@ -70,7 +70,8 @@ def test_json_is_strict_and_gives_non_finite_numbers_back():
 def test_metadata_holds_every_field_of_the_design():
     design = (
         "rank sample_idx iteration layer_type operation quant_type tensor_name layer_idx phase component save_time "
-        "module gemm sample_indices micro_batch parallel shard shape dtype stage recomputed formats run_id"
+        "module gemm sample_indices micro_batch parallel shard shape dtype stage recomputed formats run_id "
+        "document_ids grad_scale"
     )
     assert set(FIELDS) == set(design.split())
 
@@ -82,7 +83,10 @@ def test_metadata_round_trip():
         quant_type="bf16",
         tensor_name="input",
         sample_indices=(3, 4),
+        document_ids=((7,), (7, 8)),
         shape=(2, 3),
+        shard=({"over": "tp", "dim": 0}, {"over": "cp", "dim": 0, "order": "zigzag"}),
+        grad_scale=4.0,
         extra={"mine": 1},
     )
     row = json.loads(json.dumps(metadata.to_dict()))
@@ -90,8 +94,15 @@ def test_metadata_round_trip():
     assert TensorMetadata(**metadata_values(row), extra={"mine": 1}) == metadata
 
 
+@pytest.mark.parametrize(("shard", "splits"), [(None, ()), ({"dim": 0, "over": "tp"}, ({"dim": 0, "over": "tp"},))])
+def test_shards_of_schema_1_become_splits(shard, splits):
+    row = {"layer_type": "linear", "operation": "forward", "quant_type": "bf16", "tensor_name": "input", "shard": shard}
+    metadata = TensorMetadata(**metadata_values(row))
+    assert (metadata.shard, metadata.document_ids, metadata.grad_scale) == (splits, (), 1.0)
+
+
 def test_every_row_of_the_design_has_its_gemm():
-    assert len(_GEMMS) == 15  # 7 rows a linear, 8 an attention
+    assert len(_GEMMS) == 16  # 7 rows a linear, 9 an attention
     assert gemm_of("linear", "backward", "weight") == "dgrad"
     assert gemm_of("linear", "backward", "grad_output") == "dgrad+wgrad"
     assert gemm_of("other", "forward", "input") is None

@@ -74,9 +74,40 @@ def plain_attention(q, k, v, do, quant, slow_quantize, causal=True, mask=None):
     return o.flatten(2), dq, dk, dv
 
 
+def plain_probabilities(q, k, quant, slow_quantize, causal=True, mask=None):
+    """p [b, heads, s_q, s_k] by the same formulas."""
+    p = torch.empty(q.shape[1], q.shape[2], q.shape[0], k.shape[0], dtype=q.dtype)
+    for sample, head in torch.cartesian_prod(torch.arange(q.shape[1]), torch.arange(q.shape[2])).tolist():
+        qi, ki = q.detach()[:, sample, head], k.detach()[:, sample, head * k.shape[2] // q.shape[2]]
+        qi, ki = (slow_quantize(t.contiguous(), quant, "scores", name, 1) for t, name in ((qi, "q"), (ki, "k")))
+        hidden = torch.ones(p.shape[2:], dtype=torch.bool).triu(1) if causal else torch.zeros(1, dtype=torch.bool)
+        if mask is not None:
+            hidden = hidden | (mask[sample, 0] if mask.dim() == 4 else mask)
+        scores = (qi @ ki.t()) / math.sqrt(q.shape[3])
+        p[sample, head] = torch.softmax(scores.masked_fill(hidden, -10000.0), dim=1)
+    return p
+
+
 def assert_close(found, expected, rtol=1e-11):
     for name, a, b in zip(("o", "dq", "dk", "dv"), found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=rtol, atol=rtol * b.abs().max().item(), msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("block_elements", [1 << 20, 1 << 11])
+def test_probabilities_are_shown_whole_before_dropout(mask, block_elements, all_formats, slow_quantize, monkeypatch):
+    """Also where a head is computed in several blocks (2,048 scores: 32 rows each), and without changing a result."""
+    monkeypatch.setattr(attention_blocks, "CPU_BLOCK_ELEMENTS", block_elements)
+    quant = all_formats(AttentionQuant, "mxfp8", "mxfp8")
+    inputs, shown = tensors(), []
+    options = MASKS[mask] | {"dropout": 0.3, "seed": lambda: 7}
+    expected = run(*inputs, quant, **options)
+    found = run(*inputs, quant, show_probabilities=lambda p: shown.append(p.clone()), **options)
+    (p,) = shown  # in the forward pass, and not again in the backward pass
+    torch.testing.assert_close(
+        p, plain_probabilities(*inputs[:2], quant, slow_quantize, **MASKS[mask]), rtol=1e-11, atol=0
+    )
+    assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.parametrize("mask", MASKS)

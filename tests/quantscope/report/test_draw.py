@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from megatron.quantscope.analysis.scan import distinct_files
+from megatron.quantscope.analysis.scan import distinct_tensors
 from megatron.quantscope.capture import open_capture
 from megatron.quantscope.report.draw import DrawError, draw, figures_for
 from megatron.quantscope.report.figures import FIGURES, QUICK, TOPICS
@@ -41,7 +41,7 @@ def test_the_latest_run_or_the_one_that_is_named(tmp_path):
 
 def test_problems_are_listed_and_the_rest_is_drawn(tmp_path):
     capture = open_capture(write_capture(tmp_path / "in", layers=1))
-    truncated, broken = (record.path for record in distinct_files(capture)[:2])
+    truncated, broken = (record.path for record in distinct_tensors(capture)[:2])
     truncated.write_bytes(truncated.read_bytes()[:1000])
     content = bytearray(broken.read_bytes())
     content[40:400] = b"\xff" * 360
@@ -57,7 +57,7 @@ def test_problems_are_listed_and_the_rest_is_drawn(tmp_path):
 
 def test_nothing_readable_is_an_error_and_leaves_no_table(tmp_path):
     capture = open_capture(write_capture(tmp_path / "in", layers=1))
-    for record in distinct_files(capture):
+    for record in distinct_tensors(capture):
         record.path.write_bytes(b"PK\x03\x04" + b"\xff" * (record.bytes - 26) + b"PK\x05\x06" + b"\xff" * 18)
     with pytest.raises(DrawError, match="none of the 32 files"):
         drawn(tmp_path / "in", tmp_path / "out")

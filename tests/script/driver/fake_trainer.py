@@ -20,7 +20,7 @@ def write_run(options: argparse.Namespace, iterations: int) -> None:
             for micro_batch in range(options.collect_micro_batches):
                 place = {"iteration": iteration, "sample_idx": iteration * 10 + micro_batch, "kind": "tensor"}
                 for number in range(FILES + 1):  # the last row refers to another's file
-                    row = {**place, "bytes": FILE_BYTES, "reference": number == FILES}
+                    row = {**place, "store": "pt", "bytes": FILE_BYTES, "reference": number == FILES}
                     print(json.dumps(row), file=manifest, flush=True)
             if BEHAVIOUR != "torn":
                 commit = {"kind": "commit", "iteration": iteration, "scalars": {"lm loss": 3.5 - iteration}}
@@ -52,6 +52,8 @@ if BEHAVIOUR in ("hang", "family"):
 if BEHAVIOUR == "usage":
     print("pretrain_gpt.py: error: --foo is not allowed", file=sys.stderr)
     sys.exit(2)
+if "--tensor-dry-run" in sys.argv:
+    sys.exit(BEHAVIOUR == "crash")
 if BEHAVIOUR == "crash" or options.quant_type == BROKEN_TYPE:
     write_run(options, 0)
     raise RuntimeError("the loss is NaN")

@@ -4,12 +4,12 @@ from script.driver.watch import ManifestWatch
 
 
 def line(**fields):
-    return json.dumps({"schema": 1, **fields}) + "\n"
+    return json.dumps({"schema": 2, **fields}) + "\n"
 
 
-def tensor(iteration=0, sample_idx=0, reference=False, bytes=100):
+def tensor(iteration=0, sample_idx=0, reference=False, bytes=100, store="pt"):
     fields = {"iteration": iteration, "sample_idx": sample_idx, "reference": reference, "bytes": bytes}
-    return line(kind="tensor", **fields)
+    return line(kind="tensor", store=store, **fields)
 
 
 def new_run(folder, name="20260101_000000_abcdef", rank=0):
@@ -72,3 +72,11 @@ def test_the_reason_of_an_early_end_is_kept(tmp_path):
     new_run(tmp_path).write_text(line(kind="stopped", reason="disk full"))
     watch.poll()
     assert watch.collected.stopped == ["disk full"]
+
+
+def test_segments_are_the_files_of_their_tensors(tmp_path):
+    watch = ManifestWatch(tmp_path)
+    segment = line(kind="segment", iteration=0, file="iter000_rank0_000.safetensors", bytes=5000)
+    new_run(tmp_path).write_text(segment + tensor(store="segment") + tensor(store="none", bytes=0))
+    assert watch.poll()
+    assert (watch.collected.rows, watch.collected.files, watch.collected.file_bytes) == (2, 1, 5000)
