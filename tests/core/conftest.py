@@ -5,6 +5,36 @@ import os
 import pytest
 import torch
 
+from megatron.quantscope.capture import CaptureConfig, CaptureSession, ParallelCoordinates
+
+
+class MemorySession(CaptureSession):
+    """A capture session whose rows stay in memory: [(metadata, tensor)], in the order in which they were shown."""
+
+    def __init__(self, directory, **settings):
+        config = CaptureConfig(directory=directory, **settings)
+        super().__init__(
+            config, quant_type="fp32", rank=0, parallel=ParallelCoordinates(), run_id="memory", run_info={}
+        )
+        self.rows = []
+
+    def keep(self, tensor, shown):
+        self.rows.append((shown.metadata(tuple(tensor.shape), tensor.dtype), tensor.detach().clone()))
+
+
+@pytest.fixture
+def open_session(tmp_path):
+    """`open_session(**settings)` -> a running MemorySession of CaptureConfig(**settings); closed after the test."""
+    sessions = []
+
+    def opened(**settings):
+        sessions.append(MemorySession(tmp_path / str(len(sessions)), **settings))
+        return sessions[-1]
+
+    yield opened
+    for session in sessions:
+        session.close()
+
 
 @pytest.fixture(scope="session")
 def one_rank(tmp_path_factory):

@@ -1,11 +1,14 @@
 """Probes: attached where they belong, absent where nothing is asked for, and exact where nothing is quantised."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from megatron.core import instrumentation
 from megatron.core.instrumentation import instrument
 from megatron.core.probe import Probe
+from megatron.core.shards import Axes
 from megatron.quantscope.gemm import QuantConfig
 
 MODULES_A_LAYER = 5  # linear_qkv, core_attention, linear_proj, linear_fc1, linear_fc2
@@ -28,6 +31,7 @@ class Session:
     """Records what `instrument` asks of a capture session."""
 
     def __init__(self):
+        self.config = SimpleNamespace(points=frozenset())
         self.sites = {}
         self.requests = {}
 
@@ -138,12 +142,6 @@ def test_quantising_changes_the_loss_a_little(build_model, gradients):
     assert abs(loss - plain) < 0.1 * plain
 
 
-def test_recomputation_with_capture_is_refused(build_model):
-    model = build_model(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
-    with pytest.raises(ValueError, match=r"recompute_granularity 'full' .* can not be combined with --save-tensors"):
-        instrument([model], recipe=None, session=Session(), num_layers=LAYERS)
-
-
 def test_attention_variants_that_can_not_be_quantised_are_refused_by_name(build_model):
     model = build_model(apply_query_key_layer_scaling=True, attention_softmax_in_fp32=True)
     with pytest.raises(ValueError, match="apply_query_key_layer_scaling; use --quant-scope linear"):
@@ -182,7 +180,8 @@ def test_the_table_of_kinds_names_captured_tensors_only():
     attention = {"query", "key", "value", "output", "grad_output", "grad_query", "grad_key", "grad_value"}
     for kind in instrumentation.KINDS.values():
         known = linear if kind.layer_type == "linear" else attention
-        assert set(kind.split) | kind.partial | kind.gathered <= known
+        assert set(kind.layout) - kind.on_request == known
+        assert kind.gathered <= known
 
 
 def test_attaching_again_replaces_the_probe(build_model):
@@ -192,3 +191,76 @@ def test_attaching_again_replaces_the_probe(build_model):
     layer.attach_probe(first)
     layer.attach_probe(second)
     assert probed(model) == {"decoder.layers.0.mlp.linear_fc1": second}
+
+
+TP_COLUMNS, TP_ROWS, TP_SUM = {"over": "tp", "dim": 0}, {"over": "tp", "dim": 1}, {"over": "tp", "reduce": "sum"}
+TP_HIDDEN, TP_HEADS = {"over": "tp", "dim": -1}, {"over": "tp", "dim": 2}
+CP, CP_SUM = {"over": "cp", "dim": 0, "order": "zigzag"}, {"over": "cp", "reduce": "sum"}
+GATED = {"pieces": 2}
+
+SHARDS = {
+    "self_attention.linear_qkv": {
+        "input": [CP],
+        "weight": [TP_COLUMNS],
+        "output": [TP_HIDDEN, CP],
+        "grad_output": [TP_HIDDEN, CP],
+        "grad_input": [TP_SUM, CP],
+        "grad_weight": [TP_COLUMNS, CP_SUM],
+    },
+    "mlp.linear_fc1": {
+        "input": [CP],
+        "weight": [TP_COLUMNS | GATED],
+        "output": [TP_HIDDEN | GATED, CP],
+        "grad_output": [TP_HIDDEN | GATED, CP],
+        "grad_input": [TP_SUM, CP],
+        "grad_weight": [TP_COLUMNS | GATED, CP_SUM],
+    },
+    "mlp.linear_fc2": {
+        "input": [TP_HIDDEN, CP],
+        "weight": [TP_ROWS],
+        "output": [TP_SUM, CP],
+        "grad_output": [CP],
+        "grad_input": [TP_HIDDEN, CP],
+        "grad_weight": [TP_ROWS, CP_SUM],
+    },
+    "self_attention.core_attention": {
+        "query": [TP_HEADS, CP],
+        "key": [TP_HEADS, CP],
+        "value": [TP_HEADS, CP],
+        "output": [TP_HIDDEN, CP],
+        "grad_output": [TP_HIDDEN, CP],
+        "grad_query": [TP_HEADS, CP],
+        "grad_key": [TP_HEADS, CP],
+        "grad_value": [TP_HEADS, CP],
+        "attention_probs": [{"over": "tp", "dim": 1}, CP | {"dim": 2}],
+    },
+}
+
+
+@pytest.mark.parametrize("over", [("tp",), ("cp",), ("tp", "cp")])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_shards_say_how_the_whole_lies_over_the_ranks(build_model, monkeypatch, over, sequence_parallel):
+    """Tensor parallel splits come first; axes of one rank are left out; sequence parallelism gathers for the GEMMs."""
+    sizes = {"tensor_parallel": 1 + ("tp" in over), "context_parallel": 1 + ("cp" in over)}
+    axes = Axes(**sizes, sequence_parallel=sequence_parallel)
+    monkeypatch.setattr(Axes, "of", classmethod(lambda *_: axes))
+    session = Session()
+    instrument([build_model()], recipe=None, session=session, num_layers=LAYERS)
+    for name, expected in SHARDS.items():
+        present = {key: [split for split in splits if split["over"] in over] for key, splits in expected.items()}
+        found = session.requests[f"decoder.layers.1.{name}"]["shards"]
+        assert found == {key: splits for key, splits in present.items() if splits}
+
+
+def test_a_plain_mlp_has_one_piece(build_model, monkeypatch):
+    monkeypatch.setattr(Axes, "of", classmethod(lambda *_: Axes(tensor_parallel=2)))
+    session = Session()
+    model = build_model(gated_linear_unit=False, activation_func=torch.nn.functional.gelu)
+    instrument([model], recipe=None, session=session, num_layers=LAYERS)
+    assert session.requests["decoder.layers.0.mlp.linear_fc1"]["shards"]["weight"] == [TP_COLUMNS]
+
+
+def test_one_rank_holds_everything_whole(build_model):
+    session = Session()
+    instrument([build_model()], recipe=None, session=session, num_layers=LAYERS)
+    assert all(request["shards"] == {} for request in session.requests.values())

@@ -89,13 +89,15 @@ def test_metadata():
         "module": None,
         "gemm": "dq",
         "sample_indices": [],
+        "document_ids": [],
         "micro_batch": 0,
         "parallel": {},
-        "shard": None,
+        "shard": [],
         "shape": [4, 3],
         "dtype": "float32",
         "stage": None,
         "recomputed": False,
+        "grad_scale": 1.0,
         "formats": {},
         "run_id": None,
         "sequence_idx": 0,
@@ -256,8 +258,8 @@ class TestRefusals:
         assert list(tmp_path.iterdir()) == []
 
     def test_a_disk_that_is_full(self, monkeypatch, tmp_path):
-        def full(path, content):
-            Path(path).write_bytes(b"half")
+        def full(file, content):
+            file.write(b"half")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         monkeypatch.setattr("megatron.quantscope.capture.folder.save_tensor_file", full)

@@ -16,7 +16,7 @@ _overlay.module(globals())
 import functools
 from typing import Any
 
-from megatron.core.probe import Probe, maximum_over
+from megatron.core.probe import Probe, maximum_over_shards
 from megatron.quantscope.gemm import LinearQuant
 from megatron.quantscope.gemm.linear import linear
 
@@ -65,7 +65,7 @@ def _probed_forward_impl(
         quant=probe.quant,
         tap=tap,
         accumulate=accumulate,
-        reduce_amax=maximum_over(layer.tp_group),
+        reduce_amax=maximum_over_shards(layer),
     )
 
 

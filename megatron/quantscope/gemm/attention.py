@@ -30,6 +30,7 @@ def attention(
     seed: Callable[[], int] | None = None,
     softmax_in_fp32: bool = True,
     tap: Tap | None = None,
+    show_probabilities: Callable[[Tensor], None] | None = None,
     reduce_amax: ReduceAmax | None = None,
 ) -> Tensor:
     """softmax(softmax_scale * q k^T) v with quantised GEMM operands in the forward and the backward pass.
@@ -48,6 +49,8 @@ def attention(
         seed: Draws the seed of the dropout masks; called once, and only where dropout > 0.
         softmax_in_fp32: Softmax in float32 for 16-bit inputs; else in their dtype.
         tap: Sees q, k, v, o and their gradients, in high precision and in these shapes.
+        show_probabilities: Called in the forward with p as the softmax gave it, before dropout and before it is
+            quantised: [b, heads, s_q, s_k] in the dtype of q. p is held whole for it, and only for it.
         reduce_amax: Maximum of a scalar over the ranks that have the other heads; for q, k, v and do.
 
     Returns:
@@ -65,6 +68,7 @@ def attention(
         seed=_drawn_seed(dropout, seed),
         softmax_in_fp32=softmax_in_fp32,
         tap=tap,
+        show_probabilities=show_probabilities,
         reduce_amax=reduce_amax,
     )
     result: Tensor = _Attention.apply(q, k, v, setting)  # type: ignore[no-untyped-call]

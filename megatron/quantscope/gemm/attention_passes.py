@@ -20,13 +20,15 @@ heads is.
 What a format or `pow2-amax` derives from the largest magnitude of a whole tensor is taken over all of q, k, v or do;
 for p and ds, which are never whole, over the rows of one head in one block.
 
+Who wants to see p whole gets it from the forward pass, collected block by block; nobody else pays for it.
+
 Dropout draws from a generator of its own, seeded by one number from the caller's, in the order of the blocks, and again
 in the backward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,6 +56,7 @@ class Setting:
         seed: Of the dropout masks; None: no dropout.
         softmax_in_fp32: Softmax in float32 for 16-bit inputs.
         tap: Sees the operands and results.
+        show_probabilities: Sees the whole p [b, heads, Q, K] of the forward pass, before dropout; None: it is not made.
         reduce_amax: Maximum of a scalar over the ranks that hold other heads.
     """
 
@@ -64,6 +67,7 @@ class Setting:
     seed: int | None
     softmax_in_fp32: bool
     tap: Tap | None
+    show_probabilities: Callable[[Tensor], None] | None
     reduce_amax: ReduceAmax | None
 
 
@@ -74,12 +78,18 @@ def forward_pass(q: Tensor, k: Tensor, v: Tensor, setting: Setting) -> Tensor:
     v_gKD = _whole(v, "context", "v", _ALONG_SEQUENCE, setting)
     repeat = q.shape[2] // k.shape[2]
     o_hQD = q_hQD.new_empty(*q_hQD.shape[:2], v.shape[3])
+    # Zeros: where a block leaves keys out, they are hidden from all its rows.
+    shown_hQK = q.new_zeros(*q_hQD.shape[:2], k.shape[0]) if setting.show_probabilities else None
     dropout = _Dropout(setting, q.device)
     for block in score_blocks(q_hQD.shape[0], setting.mask, q.device):
         p_hQK = _softmax(q_hQD, k_gKD, block, setting, repeat).to(q.dtype)
+        if shown_hQK is not None:
+            shown_hQK[block.heads, block.rows, : block.keys] = p_hQK
         p_hQK = dropout.apply(p_hQK, dropout.draw(p_hQK))
         p_hQK = _part(p_hQK, "context", "p", _ALONG_KEYS, setting)
         o_hQD[block.heads, block.rows] = matmul(p_hQK, _seen(v_gKD, block, repeat))
+    if setting.show_probabilities and shown_hQK is not None:
+        setting.show_probabilities(shown_hQK.view(*q.shape[1:3], *shown_hQK.shape[1:]))
     return _from_heads(o_hQD, samples=q.shape[1])
 
 
