@@ -1,16 +1,19 @@
-"""Micro-batches on their way to the model: read, put together, moved to the device, with their sample indices."""
+"""Micro-batches on their way to the model: read, put together, moved to the device, with where they come from.
+
+Context parallel ranks read the same samples, and each keeps its share of every sequence.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from megatron.core import parallel_state
+from megatron.core.context_parallel import share_of
 from megatron.training.failure import TrainingError
 from megatron.training.samplers import SequentialSampler
 
@@ -21,24 +24,32 @@ WORKERS_WITH_GPU = 2  # Megatron's default; without a GPU the cores are the mode
 class MicroBatch:
     """The samples of one forward pass; tensors are None on a pipeline stage that needs none.
 
+    s is this rank's share of the sequence, S the whole of it.
+
     Attributes:
         sample_indices: Place of each sample in the stream.
+        document_ids: The documents that each sample is made of (`documents`); (): not known.
         tokens: Input ids [b, s], int64.
         labels: The ids to predict [b, s], int64.
         loss_mask: 1 where a token counts, else 0 [b, s], float32.
+        loss_weight: What the mean over this rank's tokens counts for among the context parallel ranks' means, float32;
+            None: 1, as for all of them.
         position_ids: Positions [b, s], int64.
-        attention_mask: True where attention is not allowed [b, 1, s, s]; None: causal.
+        attention_mask: True where attention is not allowed [b, 1, s, S]; None: causal.
     """
 
     sample_indices: list[int]
+    document_ids: tuple[tuple[int, ...], ...] = ()
     tokens: torch.Tensor | None = None
     labels: torch.Tensor | None = None
     loss_mask: torch.Tensor | None = None
+    loss_weight: torch.Tensor | None = None
     position_ids: torch.Tensor | None = None
     attention_mask: torch.Tensor | None = None
 
 
-_TENSORS = tuple(field.name for field in fields(MicroBatch) if field.name != "sample_indices")
+# Tensor -> the dimension of it that runs along the sequence and is shared out.
+_SEQUENCE_DIM = {"tokens": 1, "labels": 1, "loss_mask": 1, "position_ids": 1, "attention_mask": 2}
 
 
 def micro_batches(args: argparse.Namespace, dataset: Dataset | None, *, consumed: int) -> Iterator[MicroBatch]:
@@ -66,19 +77,33 @@ def micro_batches(args: argparse.Namespace, dataset: Dataset | None, *, consumed
         persistent_workers=workers > 0,
         generator=torch.Generator(),  # else starting to read would move the generator that dropout draws from
     )
+    documents = getattr(dataset, "documents", None)
     for samples in loader:
-        yield _on_device(samples, args.padded_vocab_size)
+        indices = samples.pop("sample_index").tolist()
+        yield MicroBatch(
+            sample_indices=indices,
+            document_ids=() if documents is None else tuple(map(documents.of, indices)),
+            **_tensors(samples, args),
+        )
     raise TrainingError(f"the {len(dataset)} samples of the data are used up")  # type: ignore[arg-type]
 
 
-def _on_device(samples: dict[str, Any], vocabulary: int) -> MicroBatch:
-    indices = samples.pop("sample_index").tolist()
+def _tensors(samples: dict[str, torch.Tensor], args: argparse.Namespace) -> dict[str, torch.Tensor]:
+    """The tensors of a micro-batch on the device, this rank's share of them."""
     for name in ("tokens", "labels"):
-        if name in samples and int(samples[name].max()) >= vocabulary:
+        if name in samples and int(samples[name].max()) >= args.padded_vocab_size:
             raise TrainingError(
-                f"the data has token {int(samples[name].max())}, the model's vocabulary has {vocabulary}; was the data "
-                "made with this tokenizer?"
+                f"the data has token {int(samples[name].max())}, the model's vocabulary has {args.padded_vocab_size}; "
+                "was the data made with this tokenizer?"
             )
     device = torch.cuda.current_device()
-    tensors = {name: samples[name].to(device, non_blocking=True) for name in _TENSORS if name in samples}
-    return MicroBatch(sample_indices=indices, **tensors)
+    tensors = {name: samples[name].to(device, non_blocking=True) for name in _SEQUENCE_DIM if name in samples}
+    if args.context_parallel_size == 1:
+        return tensors
+    rank, ranks = parallel_state.get_context_parallel_rank(), args.context_parallel_size
+    shares = {
+        name: share_of(tensor, dim=_SEQUENCE_DIM[name], rank=rank, ranks=ranks) for name, tensor in tensors.items()
+    }
+    if "loss_mask" in tensors and not args.calculate_per_token_loss:
+        shares["loss_weight"] = ranks * shares["loss_mask"].sum() / tensors["loss_mask"].sum().clamp(min=1)
+    return shares

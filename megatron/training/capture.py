@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import platform
 import sys
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,14 @@ import torch.distributed as dist
 import megatron.core
 from megatron.core import parallel_state
 from megatron.core.instrumentation import instrument
-from megatron.quantscope.capture import CaptureConfig, CaptureError, CaptureSession, ParallelCoordinates, new_run_id
+from megatron.quantscope.capture import (
+    CaptureConfig,
+    CaptureError,
+    CaptureSession,
+    ParallelCoordinates,
+    Schedule,
+    new_run_id,
+)
 from megatron.quantscope.flags.quantization import UNQUANTIZED
 from megatron.quantscope.gemm import QuantConfig
 from megatron.training.console import print_rank_0
@@ -22,6 +31,7 @@ from megatron.training.failure import TrainingError, UsageError
 from megatron.training.model import compute_dtype
 
 MB = 1e6
+UNLIMITED = sys.maxsize
 _DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
@@ -35,11 +45,31 @@ def settle(args: argparse.Namespace) -> tuple[QuantConfig, CaptureConfig]:
         recipe, capture = QuantConfig.from_namespace(args), CaptureConfig.from_namespace(args)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    if capture.enabled and args.recompute_granularity is not None:
-        raise UsageError("--recompute-granularity runs a forward twice and can not be combined with --save-tensors yet")
+    if rehearses(args):
+        capture = _rehearsed(args, capture)
     args.quant_type = recipe.quant_type
     capture.write_back(args)
     return recipe, capture
+
+
+def rehearses(args: argparse.Namespace) -> bool:
+    """Whether this run only finds something out about capture, and is not to train."""
+    return bool(args.tensor_dry_run or args.tensor_check_interference)
+
+
+def _rehearsed(args: argparse.Namespace, capture: CaptureConfig) -> CaptureConfig:
+    """The capture of a rehearsal: on, also without --save-tensors, and from the first step on.
+
+    Raises:
+        UsageError: for two rehearsals at once, and for one that has nothing to capture.
+    """
+    if args.tensor_dry_run and args.tensor_check_interference:
+        raise UsageError("--tensor-dry-run and --tensor-check-interference exclude each other: one writes nothing")
+    if args.skip_train:
+        flag = "--tensor-dry-run" if args.tensor_dry_run else "--tensor-check-interference"
+        raise UsageError(f"{flag} needs training steps, and --skip-train leaves none")
+    budget = UNLIMITED if args.tensor_dry_run else capture.budget_bytes  # what does not fit is to be counted too
+    return replace(capture, enabled=True, schedule=Schedule(), budget_bytes=budget)
 
 
 def attach(
@@ -64,20 +94,26 @@ def attach(
         raise UsageError(str(error)) from None
     except CaptureError as error:
         raise TrainingError(str(error)) from None
-    if recipe.quant_type != UNQUANTIZED:
-        _print_table(recipe.table(args.num_layers))
-    if session is not None:
+    if session is not None and not capture.dry_run:
         print_rank_0(f"keeping tensors of {probed} modules a rank in {capture.directory}")
     return session
 
 
+def print_recipe(recipe: QuantConfig, num_layers: int) -> None:
+    """Say which GEMMs are quantised how; nothing when none is."""
+    if recipe.quant_type != UNQUANTIZED:
+        print_table(recipe.table(num_layers))
+
+
 def close_capture(session: CaptureSession) -> None:
-    """Wait until everything is on disk, and say what was written.
+    """Wait until everything is on disk, and say what was written; a dry run's session is closed without a word.
 
     Raises:
         TrainingError: when collecting ended early and --tensor-on-error says that this ends the run.
     """
     session.close()
+    if session.config.dry_run:
+        return
     summary = session.summary()
     print_rank_0(
         f"kept {summary.files} files, {summary.bytes / MB:.1f} MB, {summary.rows} rows of {summary.iterations} "
@@ -138,7 +174,10 @@ def _shared_run_id() -> str:
     return shared[0]
 
 
-def _print_table(rows: list[tuple[str, ...]]) -> None:
+def print_table(rows: list[tuple[str, ...]], *, numbers: Collection[int] = ()) -> None:
+    """Print rows of cells in columns, on the first rank; the columns of `numbers` end on one line."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligns = [str.rjust if column in numbers else str.ljust for column in range(len(widths))]
     for row in rows:
-        print_rank_0("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        cells = (align(cell, width) for align, cell, width in zip(aligns, row, widths, strict=True))
+        print_rank_0("  ".join(cells).rstrip())

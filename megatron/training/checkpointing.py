@@ -30,7 +30,12 @@ from megatron.training.rng_state import rng_state, set_rng_state
 
 _SCHEDULES = "opt_param_scheduler"  # its name in Megatron-LM's checkpoints
 _PROGRESS = ("iteration", "consumed_train_samples", "consumed_valid_samples")
-_LAYOUT = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size")
+_LAYOUT = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "data_parallel_size",
+)
 
 
 @dataclass(kw_only=True)
@@ -198,16 +203,16 @@ def _sharded_model(model: list[Any]) -> dict[str, Any]:
 
 
 def _sharded_rng_state(state: dict[str, Any] | None) -> ShardedObject:
-    """The random state of this rank's place in the layout; data parallel ranks have their own."""
+    """The random state of this rank's place in the layout; data and context parallel ranks have their own."""
     shape = (
         parallel_state.get_pipeline_model_parallel_world_size(),
         parallel_state.get_tensor_model_parallel_world_size(),
-        parallel_state.get_data_parallel_world_size(),
+        parallel_state.get_data_parallel_world_size(with_context_parallel=True),
     )
     place = (
         parallel_state.get_pipeline_model_parallel_rank(),
         parallel_state.get_tensor_model_parallel_rank(),
-        parallel_state.get_data_parallel_rank(),
+        parallel_state.get_data_parallel_rank(with_context_parallel=True),
     )
     return ShardedObject("rng_state", state, shape, place)
 

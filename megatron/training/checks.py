@@ -52,7 +52,9 @@ SHAPE_CHECKS: tuple[Check, ...] = (
         "--seq-length {seq_length} is longer than --max-position-embeddings {max_position_embeddings}",
     ),
     (
-        lambda a: a.world_size % (a.tensor_model_parallel_size * a.pipeline_model_parallel_size),
+        lambda a: (
+            a.world_size % (a.tensor_model_parallel_size * a.pipeline_model_parallel_size * a.context_parallel_size)
+        ),
         "world size {world_size} is not a multiple of tensor x pipeline x context parallel size "
         "({tensor_model_parallel_size} x {pipeline_model_parallel_size} x {context_parallel_size}); start as many "
         "ranks with torchrun --nproc_per_node",
@@ -73,9 +75,13 @@ SHAPE_CHECKS: tuple[Check, ...] = (
         "{tensor_model_parallel_size}",
     ),
     (
-        lambda a: a.sequence_parallel and a.seq_length % a.tensor_model_parallel_size,
-        "--seq-length {seq_length} is not a multiple of --tensor-model-parallel-size {tensor_model_parallel_size}, "
-        "which --sequence-parallel needs",
+        lambda a: a.context_parallel_size > 1 and a.seq_length % (2 * a.context_parallel_size),
+        "--seq-length {seq_length} is not a multiple of twice --context-parallel-size {context_parallel_size}",
+    ),
+    (
+        lambda a: a.sequence_parallel and a.seq_length % (a.context_parallel_size * a.tensor_model_parallel_size),
+        "--seq-length {seq_length} is not a multiple of --context-parallel-size {context_parallel_size} x "
+        "--tensor-model-parallel-size {tensor_model_parallel_size}, which --sequence-parallel needs",
     ),
     (
         lambda a: a.num_layers % a.pipeline_model_parallel_size,

@@ -19,6 +19,7 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, Moc
 from megatron.core.datasets.utils import get_blend_from_list
 from megatron.training.console import print_rank_0
 from megatron.training.data_files import sequence_lengths
+from megatron.training.documents import Documents
 from megatron.training.failure import UsageError
 from megatron.training.validation import prefixes_of
 
@@ -27,10 +28,16 @@ MID_LEVEL_SURPLUS = 0.005  # Megatron's: samples drawn from each part of a blend
 
 
 class IndexedSamples(torch.utils.data.Dataset):
-    """A dataset whose items say which sample of the stream they are (`sample_index`)."""
+    """A dataset whose items say which sample of the stream they are (`sample_index`).
+
+    Attributes:
+        samples: The dataset.
+        documents: Says which documents its samples are made of.
+    """
 
     def __init__(self, samples: Any) -> None:
         self.samples = samples
+        self.documents = Documents(samples)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -40,10 +47,16 @@ class IndexedSamples(torch.utils.data.Dataset):
 
 
 class SampleIndices(torch.utils.data.Dataset):
-    """The samples of a pipeline stage that reads no data: their places in the stream alone."""
+    """The samples of a pipeline stage that reads no tokens: their places in the stream alone.
 
-    def __init__(self, length: int) -> None:
+    Attributes:
+        length: Number of samples.
+        documents: Says which documents they are made of; None: not known.
+    """
+
+    def __init__(self, length: int, documents: Documents | None) -> None:
         self.length = length
+        self.documents = documents
 
     def __len__(self) -> int:
         return self.length
@@ -64,7 +77,8 @@ class Datasets:
 def build_datasets(args: argparse.Namespace, tokenizer: Any) -> Datasets:
     """Build the datasets of the run (collective: every rank calls it).
 
-    Every tensor parallel rank reads its data itself, so that nothing is broadcast.
+    Every tensor and context parallel rank reads its data itself, so that nothing is broadcast. A pipeline stage between
+    the first and the last reads none; it builds the index when tensors are kept, which are kept with their documents.
 
     Raises:
         UsageError: for files that are broken, hold nothing to train on, or can not be indexed.
@@ -79,16 +93,21 @@ def build_datasets(args: argparse.Namespace, tokenizer: Any) -> Datasets:
     reads = parallel_state.is_pipeline_first_stage() or parallel_state.is_pipeline_last_stage()
     kind = MockGPTDataset if config.mock else GPTDataset
     try:
-        built = BlendedMegatronDatasetBuilder(kind, sizes, lambda: reads, config).build()
+        built = BlendedMegatronDatasetBuilder(kind, sizes, lambda: reads or args.save_tensors, config).build()
     except Exception as error:
         reason = error.__cause__ or error  # upstream wraps it in an Exception
         if not isinstance(reason, OSError):
             raise
         raise UsageError(f"the index of the data can not be written: {reason}; give --data-cache-path DIR") from None
     wanted = [_is_read(config, split) and size > 0 for split, size in enumerate(sizes)]
-    if not reads:
-        return Datasets(*(SampleIndices(size) if want else None for size, want in zip(sizes, wanted, strict=True)))
-    return Datasets(*(None if samples is None else IndexedSamples(samples) for samples in built))
+    if reads:
+        return Datasets(*(None if samples is None else IndexedSamples(samples) for samples in built))
+    return Datasets(
+        *(
+            SampleIndices(size, None if samples is None else Documents(samples)) if want else None
+            for size, samples, want in zip(sizes, built, wanted, strict=True)
+        )
+    )
 
 
 def samples_needed(args: argparse.Namespace) -> list[int]:

@@ -1,4 +1,4 @@
-"""The two ways a run ends early by our own decision, each with one line for the user and no traceback."""
+"""The ways a run ends early by our own decision, each with one line for the user and no traceback."""
 
 from __future__ import annotations
 
@@ -14,3 +14,7 @@ class UsageError(Exception):
 
 class TrainingError(Exception):
     """The run can not go on. The rank that finds out says it. Exit code 1."""
+
+
+class SharedFailure(TrainingError):
+    """A failure that every rank finds out alike, so rank 0 alone says it. Exit code 1."""

@@ -70,7 +70,7 @@ def train(run: Run) -> bool:
     reason = None
     with _garbage_collected_by_hand(args):
         while reason is None:
-            step, report = _iterate(run, data, forward)
+            step, report = iterate(run, data, forward)
             reason = _why_it_ends(run)
             run.log.add(report, last=reason is not None or not step.finite)
             _require_finite(step, report)
@@ -84,8 +84,15 @@ def train(run: Run) -> bool:
     return _complete(run)
 
 
-def _iterate(run: Run, data: Iterator[MicroBatch], forward: ForwardStep) -> tuple[Step, Report]:
-    """One iteration: the step, the schedules, the counters and the capture around it."""
+def iterate(run: Run, data: Iterator[MicroBatch], forward: ForwardStep) -> tuple[Step, Report]:
+    """One iteration: the step, the schedules, the counters and the capture around it.
+
+    Returns:
+        The step, and what there is to report of it.
+
+    Raises:
+        TrainingError: when collecting ended early, and that ends the run.
+    """
     args, state, progress, session = run.args, run.state, run.state.progress, run.session
     update_num_microbatches(progress.consumed_train_samples, consistency_check=False)
     batch = get_current_global_batch_size()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.training.arguments import PROGRAM, parse_arguments
-from megatron.training.failure import DONE, FAILED, INTERRUPTED, WRONG_USAGE, TrainingError, UsageError
+from megatron.training.failure import DONE, FAILED, INTERRUPTED, WRONG_USAGE, SharedFailure, TrainingError, UsageError
 
 GRACE_S = 1.0  # torchrun ends all ranks when one has left: the first, which does the talking, must not be ended early
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -31,11 +31,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         from megatron.training.training import pretrain
 
         pretrain(args)
-    except UsageError as error:
+    except (UsageError, SharedFailure) as error:
         _complain(error, everywhere=False)
         if os.environ.get("RANK", "0") != "0":
             time.sleep(GRACE_S)
-        return WRONG_USAGE
+        return WRONG_USAGE if isinstance(error, UsageError) else FAILED
     except TrainingError as error:
         _complain(error, everywhere=True)
         return FAILED

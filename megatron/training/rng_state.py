@@ -42,4 +42,4 @@ def set_rng_state(state: dict[str, Any]) -> None:
     np.random.set_state((numpy["name"], keys, numpy["position"], numpy["has_gauss"], numpy["cached"]))  # noqa: NPY002
     torch.set_rng_state(state["torch"])
     torch.cuda.set_rng_state(state["device"])
-    tensor_parallel.get_cuda_rng_tracker().set_states(state["tracker"])
+    tensor_parallel.get_cuda_rng_tracker().set_states(dict(state["tracker"]))  # which it keeps, and writes to

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,40 +29,72 @@ class ForwardStep:
 
     Attributes:
         session: What keeps tensors; None: nothing does.
-        micro_batch: Number of the next micro-batch of the iteration, from 0.
+        grad_scale: What gradients are multiplied by (`gradient_scale`); the session is told.
     """
 
     session: CaptureSession | None = None
-    micro_batch: int = field(default=0, init=False)
+    grad_scale: float = field(default=1.0, init=False)
+    _drawn: Counter[int] = field(default_factory=Counter, init=False)
+
+    def begin_iteration(self) -> None:
+        """Count micro-batches from 0 again."""
+        self._drawn.clear()
 
     def __call__(self, data: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[torch.Tensor, Any]:
         """Run the model on the next micro-batch.
+
+        Micro-batches are counted by the iterator that they come from: under an interleaved schedule each model chunk
+        has one of its own over the same samples, and the chunks take turns.
 
         Returns:
             The model's output (the loss of each token [b, s] on the last stage) and what turns it into a loss.
         """
         batch = next(data)
         if self.session is not None:
-            self.session.begin_micro_batch(self.micro_batch, batch.sample_indices)
-        self.micro_batch += 1
+            self.session.begin_micro_batch(
+                self._drawn[id(data)],
+                batch.sample_indices,
+                document_ids=batch.document_ids,
+                grad_scale=self.grad_scale,
+            )
+        self._drawn[id(data)] += 1
         output = model(batch.tokens, batch.position_ids, batch.attention_mask, labels=batch.labels)
-        return output, functools.partial(summed_loss, batch.loss_mask)
+        return output, functools.partial(summed_loss, batch.loss_mask, weight=batch.loss_weight)
 
 
 def summed_loss(
-    loss_mask: torch.Tensor, losses: torch.Tensor
+    loss_mask: torch.Tensor, losses: torch.Tensor, *, weight: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
     """The loss summed over the tokens that count, their number, and both to be reported.
 
     megatron-core divides by the number itself: for each micro-batch, or over the batch (--calculate-per-token-loss).
+    It then takes the mean of the context parallel ranks' means, which is the mean over their tokens only if each has as
+    many that count; else `weight` makes it that.
 
     Args:
         loss_mask: 1 where a token counts [b, s].
         losses: Loss of each token [b, s].
+        weight: Multiplied on the sum, not on what is reported; None: 1.
     """
     total = torch.sum(losses.float().view(-1) * loss_mask.view(-1))
     count = loss_mask.sum()
-    return total, count.to(torch.int), {LOSS: torch.stack([total.detach(), count])}
+    reported = {LOSS: torch.stack([total.detach(), count])}
+    return total if weight is None else total * weight, count.to(torch.int), reported
+
+
+def gradient_scale(args: argparse.Namespace, optimizer: MegatronOptimizer) -> float:
+    """What this iteration's gradients are multiplied by, against their part in the gradient of the mean loss.
+
+    A rank's loss is the mean over its own micro-batches, times the loss scale; DistributedDataParallel takes the mean
+    over data and context parallel ranks when the gradients of weights are complete. With --calculate-per-token-loss a
+    rank's loss is a sum, ranks are added up, and the number of tokens is divided off at the end: gradients are then
+    those of the summed loss, times the loss scale.
+    """
+    scaled = args.fp16 or args.loss_scale
+    loss_scale = float(optimizer.get_loss_scale()) if scaled else 1.0  # waits for the device, hence not always
+    if args.calculate_per_token_loss:
+        return loss_scale
+    return loss_scale * parallel_state.get_data_parallel_world_size(with_context_parallel=True)
 
 
 def connect(
@@ -111,6 +144,8 @@ def train_step(
     forward: ForwardStep,
 ) -> Step:
     """Forward, backward and one step of the optimizer over the micro-batches of one iteration."""
+    if forward.session is not None:
+        forward.grad_scale = gradient_scale(args, optimizer)
     for chunk in model:
         chunk.zero_grad_buffer()
     optimizer.zero_grad()
@@ -142,9 +177,9 @@ def run_micro_batches(
     """Run megatron-core's schedule over the micro-batches of one iteration.
 
     Returns:
-        The mean loss of their tokens, over all data parallel ranks, on every rank.
+        The mean loss of their tokens, over all data and context parallel ranks, on every rank.
     """
-    forward.micro_batch = 0
+    forward.begin_iteration()
     reported = get_forward_backward_func()(
         forward_step_func=forward,
         data_iterator=data,
@@ -163,7 +198,7 @@ def _mean_loss(reported: list[dict[str, torch.Tensor]]) -> float:
     sums = torch.zeros(2, dtype=torch.float32, device=torch.cuda.current_device())
     for each in reported:
         sums += each[LOSS]
-    dist.all_reduce(sums, group=parallel_state.get_data_parallel_group())
+    dist.all_reduce(sums, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
     dist.all_reduce(sums, group=parallel_state.get_pipeline_model_parallel_group())
     total, count = sums.tolist()
     return float(total / count) if count else float("nan")

@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import time
+from dataclasses import replace
 
 from megatron.training import checkpointing
 from megatron.training.batches import micro_batches
-from megatron.training.capture import attach, close_capture, settle
+from megatron.training.capture import attach, close_capture, print_recipe, rehearses, settle
 from megatron.training.checkpointing import Progress, TrainingState
 from megatron.training.console import print_rank_0
 from megatron.training.datasets import build_datasets
+from megatron.training.dry_run import dry_run
 from megatron.training.evaluation import evaluate
 from megatron.training.initialize import finalize, initialize
+from megatron.training.interference import check_interference
 from megatron.training.loop import Run, train
 from megatron.training.model import build_bare_chunks, wrap_for_training
 from megatron.training.optimizer import build_optimizer, build_scheduler
@@ -24,19 +27,22 @@ from megatron.training.validation import loads_weights
 
 
 def pretrain(args: argparse.Namespace) -> None:
-    """Train as `args` say, from the process group to the last checkpoint (collective).
+    """Train as `args` say, from the process group to the last checkpoint, or rehearse the capture (collective).
 
     Raises:
         UsageError: when the arguments can not be honoured.
-        TrainingError: when the run can not go on.
+        TrainingError: when the run can not go on, or a rehearsal ends badly.
     """
     with contextlib.ExitStack() as at_the_end:
         at_the_end.callback(finalize)
         start = time.monotonic()
         initialize(args)
         run = build(args, at_the_end, start)
-        complete = args.skip_train or train(run)
-        if complete:
+        if args.tensor_dry_run:
+            dry_run(run)
+        elif args.tensor_check_interference:
+            check_interference(run)
+        elif args.skip_train or train(run):
             _evaluate_at_the_end(run)
 
 
@@ -44,7 +50,9 @@ def build(args: argparse.Namespace, at_the_end: contextlib.ExitStack, start: flo
     """Build everything a run needs; `at_the_end` closes what has to be closed."""
     recipe, capture = settle(args)
     tokenizer = build_tokenizer(args)
-    if args.save:
+    if rehearses(args):
+        args.tensorboard_dir = None
+    elif args.save:
         checkpointing.prepare_save(args)
     log = ProgressLog(args)
     at_the_end.callback(log.close)
@@ -57,7 +65,9 @@ def build(args: argparse.Namespace, at_the_end: contextlib.ExitStack, start: flo
     if args.weights_are_loaded:
         checkpointing.load_checkpoint(args, state)
     connect(args, model, optimizer)
-    session = attach(args, model, recipe, capture)
+    print_recipe(recipe, args.num_layers)
+    enabled = capture.enabled and not args.tensor_check_interference  # which attaches it when its turn has come
+    session = attach(args, model, recipe, replace(capture, enabled=enabled))
     if session is not None:
         at_the_end.callback(close_capture, session)
     print_rank_0(f"ready after {time.monotonic() - start:.1f} s")

@@ -75,8 +75,8 @@ def set_vocabulary(args: argparse.Namespace, size: int) -> None:
 
 
 def _complete_batch(args: argparse.Namespace) -> None:
-    model_parallel_size = args.tensor_model_parallel_size * args.pipeline_model_parallel_size
-    args.data_parallel_size = args.world_size // model_parallel_size
+    ranks_a_sample = args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size
+    args.data_parallel_size = args.world_size // ranks_a_sample
     if args.global_batch_size is None:
         args.global_batch_size = (args.micro_batch_size or 0) * args.data_parallel_size
     if args.weight_decay_incr_style == "constant":

@@ -6,7 +6,7 @@ check the command line -> enter the environment -> prepare inputs -> plan -> tra
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from script.data.command_line import FAILED, WRONG_USAGE
@@ -50,11 +50,13 @@ def collect(options: Options, given: Given, display: Display) -> int:
         BadInput, InputError, OSError: Nothing could be started.
     """
     from script.driver.summary import announce, require_space, summarise
-    from script.driver.training import Outcome, job, run
+    from script.driver.training import Outcome, job, rehearse, run
 
     types = BATCH_TYPES if options.mode == BATCH else (options.quant_type or options.default_type,)
     inputs = trainer.QUICK_INPUTS if options.mode == QUICK else prepare(given, options.dtype, display.say)
     jobs = [job(options, quant_type, inputs) for quant_type in types]
+    if jobs[0].arguments.tensor_dry_run:  # the trainer counts better than the plan, and nothing is collected
+        return _exit_code(rehearse(ready, display) for ready in jobs)
     announce(jobs, display)
     require_space(jobs)
     outcomes = []
@@ -67,7 +69,12 @@ def collect(options: Options, given: Given, display: Display) -> int:
         if outcome.failure is not None:
             display.complain(f"{COLLECTION.name}: error: {ready.quant_type}: {outcome.failure}")
     summarise(outcomes, jobs, display)
-    codes = {outcome.exit_code for outcome in outcomes} - {0}
+    return _exit_code(outcome.exit_code for outcome in outcomes)
+
+
+def _exit_code(of_runs: Iterable[int]) -> int:
+    """That of all runs together."""
+    codes = set(of_runs) - {0}
     return WRONG_USAGE if codes == {WRONG_USAGE} else FAILED if codes else 0
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 VISUALIZER = ROOT / "script" / "visualization" / "tensor_visualizer.py"
 VISUALIZE, COLLECT, BOTH = DRAW.mode_names
 WAIT_SECONDS = 0.5
+DRY_RUN = "--tensor-dry-run"  # of the trainer
 
 
 def check(options: Options) -> Given | None:
@@ -32,6 +33,8 @@ def check(options: Options) -> Given | None:
     Raises:
         BadInput: One line for the first thing that is wrong.
     """
+    if options.mode == BOTH and DRY_RUN in options.trainer_arguments:
+        raise BadInput(f"both draws what it collects, and {DRY_RUN} collects nothing: use collect")
     if options.mode != VISUALIZE:
         return collection.check(_collecting(options))
     if options.trainer_arguments:

@@ -14,7 +14,8 @@ is written once in an optimizer step: a further micro-batch of the same iteratio
 Tensor parallelism over P ranks splits some tensors, and leaves others whole on every rank, which then each write their
 own: a column-parallel linear's input and grad_input, a row-parallel one's output and grad_output. With sequence
 parallelism the gathered ones (input, grad_output) are kept by the first rank of the group alone. Data parallelism over
-D ranks multiplies everything by D. Pipeline parallelism changes no total.
+D ranks multiplies everything by D; context parallelism over C ranks does so by C, with T / C tokens on each. Pipeline
+parallelism changes no total.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Plan:
 
 def plan(args: Namespace, *, iterations: int, micro_batches: int) -> Plan:
     """What collecting from the trainer's checked arguments will keep, if no filter leaves tensors out."""
-    times = args.num_layers * args.data_parallel_size
+    times = args.num_layers * args.data_parallel_size * args.context_parallel_size
     rows = list(_layer(args))
     return Plan(
         first=_sum(rows, args, weights=True) * times,
@@ -122,6 +123,11 @@ def _sum(rows: list[Captured], args: Namespace, *, weights: bool) -> Total:
     )
 
 
+def _tokens(args: Namespace) -> int:
+    """Tokens of a micro-batch on one rank; context parallel ranks share each sequence."""
+    return int(args.seq_length // args.context_parallel_size * args.micro_batch_size)
+
+
 def _layer(args: Namespace) -> Iterator[Captured]:
     """Every row of one layer and one micro-batch."""
     hidden, ffn = args.hidden_size, args.ffn_hidden_size
@@ -131,7 +137,7 @@ def _layer(args: Namespace) -> Iterator[Captured]:
     yield from _linear(args, query, hidden, column=False)
     yield from _linear(args, hidden, ffn * (GATE_AND_UP if args.swiglu else 1), column=True)
     yield from _linear(args, ffn, hidden, column=False)
-    tokens = args.seq_length * args.micro_batch_size
+    tokens = _tokens(args)
     for width in (query, query, query, query, key, key, key, key):
         yield Captured(elements=tokens * width, copies=args.tensor_model_parallel_size)
 
@@ -140,7 +146,7 @@ def _linear(args: Namespace, inputs: int, outputs: int, *, column: bool) -> Iter
     """The seven rows of a linear: column-parallel (outputs are split) or row-parallel (inputs are)."""
     ranks = args.tensor_model_parallel_size
     gathered = 1 if args.sequence_parallel else ranks
-    tokens = args.seq_length * args.micro_batch_size
+    tokens = _tokens(args)
     x, y, w = tokens * inputs, tokens * outputs, inputs * outputs
     whole_x, whole_y = (x, y) if column else (y, x)  # the side that every rank sees whole, and the split side
     yield Captured(elements=whole_x * gathered, copies=gathered)  # input, or grad_output of a row-parallel one

@@ -136,15 +136,29 @@ class _Line:
         )
 
 
+def rehearse(ready: Job, display: Display) -> int:
+    """Run a trainer that writes nothing, and let it speak for itself.
+
+    Returns:
+        Its exit code.
+    """
+    display.say(f"{ready.quant_type}:")
+    with RunningProgram(ready.command) as program:
+        while program.lines(LOOK_SECONDS) is not None:
+            pass
+        return program.returncode
+
+
 def _follow(
     program: RunningProgram, watch: ManifestWatch, last_lines: deque[str], options: Options, line: _Line
 ) -> bool:
     """Follow a program until it ends; True if it was given up for making no progress."""
     last_progress = time.monotonic()
+    tell_all = options.verbose or line.ready.arguments.tensor_check_interference  # whose verdict is what it is for
     while (lines := program.lines(LOOK_SECONDS)) is not None:
         last_lines.extend(lines)
         for text in lines:
-            if said := text if options.verbose else iteration(text):
+            if said := text if tell_all else iteration(text):
                 line.display.say(f"{line.ready.quant_type}: {said}")
         if watch.poll() or lines:
             last_progress = time.monotonic()

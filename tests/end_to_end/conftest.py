@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from megatron.quantscope.capture import open_capture
+from tests.end_to_end.forked_ranks import ForkedTrainer
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 300
@@ -53,7 +54,11 @@ def pretrain(*flags: object, ranks: int = 1, **environment: str) -> Run:
     result = launch(*flags, ranks=ranks, **environment)
     output = result.stdout + result.stderr
     assert result.returncode == 0, output[-4000:]
-    return Run(output, re.findall(r"lm loss: (\S+)", result.stdout))
+    return Run(output, _losses(result.stdout))
+
+
+def _losses(output: str) -> list[str]:
+    return re.findall(r"lm loss: (\S+)", output)
 
 
 @pytest.fixture(scope="session")
@@ -70,3 +75,15 @@ def captured(tmp_path_factory):
         return runs[key]
 
     return run
+
+
+@pytest.fixture(scope="session")
+def train():
+    """`train(*flags, ranks=1)` -> Run, as `pretrain` but by forked processes: quicker where there are many runs."""
+    with ForkedTrainer() as trainer:
+
+        def run(*flags: object, ranks: int = 1) -> Run:
+            output = trainer.run(*MODEL_FLAGS, *flags, ranks=ranks)
+            return Run(output, _losses(output))
+
+        yield run

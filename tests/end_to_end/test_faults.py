@@ -12,7 +12,7 @@ USAGE = [
     (["--quant-type", "int3"], "int3"),
     (["--control-iter", "-1"], "whole number >= 0"),
     (["--control-iter", "two"], "whole number >= 0"),
-    (["--tensor-save-format", "segment"], "segment is not built yet"),
+    (["--tensor-dry-run", "--tensor-check-interference"], "exclude each other"),
     (["--fp8-format", "hybrid"], "--fp8-format"),
     (["--tensor-model-parallel-size", "2"], "world size 1"),
     (["--data-path", "/nowhere/corpus"], "/nowhere/corpus"),

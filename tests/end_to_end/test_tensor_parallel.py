@@ -4,72 +4,82 @@ import pytest
 import torch
 
 from megatron.quantscope.capture import open_capture
+from megatron.quantscope.flags.capture import POINTS
 from tests.end_to_end.conftest import LAYERS, pretrain
 
 TOLERANCE = 1e-4
 ROWS_A_LAYER = 36
+POINT_ROWS_A_LAYER = {"residual": 2, "norm": 6, "activation": 1, "attention": 1}
+POINT_ROWS_OUTSIDE = {"residual": 1, "norm": 3, "logits": 2}
+LAYOUTS = {1: [], 2: ["--tensor-model-parallel-size", 2]}
+LAYOUTS["sequence parallel"] = [*LAYOUTS[2], "--sequence-parallel"]
+TWO_RANKS = [layout for layout in LAYOUTS if layout != 1]
+GATHERED = 2 * LAYERS + 2 * LAYERS  # inputs of column-parallel and grad_outputs of row-parallel linears: kept by rank 0
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """(losses, capture) of the same training by 1 and by 2 ranks, unquantised, fp32."""
+    """(losses, capture) of the same training by each layout, unquantised, fp32, with all points."""
     found = {}
-    for ranks in (1, 2):
-        directory = tmp_path_factory.mktemp(f"tp{ranks}")
-        flags = ["--tensor-model-parallel-size", ranks, "--use-cpu-initialization", "--quant-type", "none"]
+    for layout, flags in LAYOUTS.items():
+        directory = tmp_path_factory.mktemp("capture")
+        settings = ["--use-cpu-initialization", "--quant-type", "none", "--tensor-points", *POINTS]
         keep = ["--save-tensors", "--tensor-save-dir", directory, "--control-iter", 2]
-        run = pretrain(*flags, *keep, ranks=ranks)
-        found[ranks] = [float(loss) for loss in run.losses], open_capture(directory)
+        run = pretrain(*flags, *settings, *keep, ranks=2 if flags else 1)
+        found[layout] = [float(loss) for loss in run.losses], open_capture(directory)
     return found
 
 
-def test_losses_agree(runs):
-    (one, _), (two, _) = runs[1], runs[2]
+@pytest.mark.parametrize("layout", TWO_RANKS)
+def test_losses_agree(runs, layout):
+    (one, _), (two, _) = runs[1], runs[layout]
     assert len(one) == 2
     assert two == pytest.approx(one, abs=TOLERANCE)
 
 
-def test_every_rank_keeps_every_row(runs):
-    _, capture = runs[2]
-    for rank in (0, 1):
-        assert sum(record.rank == rank for record in capture.records) == 2 * ROWS_A_LAYER * LAYERS
+@pytest.mark.parametrize("layout", TWO_RANKS)
+def test_every_rank_keeps_every_row(runs, layout):
+    """Bar what sequence parallelism gathers: it is the same everywhere, and the first rank keeps it."""
+    _, capture = runs[layout]
+    points = sum(POINT_ROWS_A_LAYER.values()) * LAYERS + sum(POINT_ROWS_OUTSIDE.values())
+    rows = 2 * (ROWS_A_LAYER * LAYERS + points)
+    left_out = 2 * GATHERED if layout == "sequence parallel" else 0
+    assert [sum(record.rank == rank for record in capture.records) for rank in (0, 1)] == [rows, rows - left_out]
     assert {record.quant_type for record in capture.records} == {"fp32"}
 
 
-def test_shards_put_together_are_the_tensors_of_one_rank(runs):
+@pytest.mark.parametrize("layout", TWO_RANKS)
+def test_shards_put_together_are_the_tensors_of_one_rank(runs, layout):
     """A split tensor is concatenated, a partial one summed, a whole one is the same on both ranks."""
     whole = {key_of(record): runs[1][1].load(record) for record in runs[1][1].records}
     shards = {}
-    for record in runs[2][1].records:
-        shards.setdefault(key_of(record), {})[record.rank] = (record, runs[2][1].load(record))
+    for record in runs[layout][1].records:
+        shards.setdefault(key_of(record), {})[record.rank] = (record, runs[layout][1].load(record))
     assert shards.keys() == whole.keys()
     for key, parts in shards.items():
-        (record, first), (_, second) = parts[0], parts[1]
-        torch.testing.assert_close(
-            together(record, first, second), rearranged(record, whole[key]), rtol=2e-3, atol=2e-6, msg=str(key)
-        )
+        tensors = [tensor for _, (_, tensor) in sorted(parts.items())]
+        together = put_together(parts[0][0], tensors)
+        torch.testing.assert_close(together, whole[key], rtol=2e-3, atol=2e-6, msg=lambda m, k=key: f"{k}: {m}")
 
 
 def key_of(record):
-    return record.iteration, record.micro_batch, record.module, record.operation, record.tensor_name
+    where = record.iteration, record.micro_batch, record.layer_type, record.module
+    return *where, record.operation, record.phase, record.tensor_name
 
 
-def together(record, first, second):
+def put_together(record, tensors):
+    """The whole tensor from both ranks' parts, by what the record says of its shards."""
+    if not record.shard:
+        for tensor in tensors[1:]:
+            torch.testing.assert_close(tensor, tensors[0])
+        return tensors[0]
+    (split,) = record.shard
+    assert split["over"] == "tp"
+    assert (record.stage == "partial") == ("reduce" in split)
     if record.stage == "partial":
-        return first + second
-    if record.shard is not None:
-        return torch.cat([first, second], dim=record.shard["dim"])
-    torch.testing.assert_close(first, second)
-    return first
-
-
-def rearranged(record, tensor):
-    """A gated linear_fc1 keeps [gate, up] on every rank: the whole in the order that the concatenated shards have."""
-    if not record.module.endswith("linear_fc1") or record.shard is None:
-        return tensor
-    dim = record.shard["dim"]
-    gate_and_up = [tensor_half.chunk(2, dim) for tensor_half in tensor.chunk(2, dim)]
-    return torch.cat([piece for rank in zip(*gate_and_up, strict=True) for piece in rank], dim)
+        return sum(tensors)
+    pieces = [tensor.chunk(split.get("pieces", 1), split["dim"]) for tensor in tensors]
+    return torch.cat([part for piece in zip(*pieces, strict=True) for part in piece], split["dim"])
 
 
 def test_quantised_capture_over_two_ranks(tmp_path):

@@ -69,3 +69,36 @@ def one_rank(tmp_path_factory):
         parallel_state.destroy_model_parallel()
     if ours_to_leave[0]:
         dist.destroy_process_group()
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """`corpus(name, first, documents)` -> prefix of documents of 33 tokens that count on from `first`."""
+    import numpy as np
+    import torch
+
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    def write(name, first=0, documents=16, length=33):
+        builder = IndexedDatasetBuilder(str(tmp_path / f"{name}.bin"), dtype=np.uint16)
+        for document in range(documents):
+            start = first + document * length
+            builder.add_document(torch.arange(start, start + length), [length])
+        builder.finalize(str(tmp_path / f"{name}.idx"))
+        return str(tmp_path / name)
+
+    return write
+
+
+@pytest.fixture
+def build_data(parse):
+    """`build_data(**changes)` -> (arguments, datasets) of a small run over files; samples of 16 tokens."""
+    from megatron.training.datasets import build_datasets
+    from megatron.training.tokenizer import build_tokenizer
+
+    def run(**changes):
+        small = {"mock_data": None, "seq_length": 16, "vocab_size": 60000, "eval_iters": 0}
+        args = parse(**(small | changes))
+        return args, build_datasets(args, build_tokenizer(args))
+
+    return run

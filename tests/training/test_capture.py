@@ -57,16 +57,8 @@ def test_value_that_is_not_allowed(parse, monkeypatch, flags, environment, said)
     assert all(part in str(caught.value) for part in said)
 
 
-@pytest.mark.parametrize("enabled", [{"save_tensors": True}, {}])
-def test_recomputation_and_capture_exclude_each_other(parse, monkeypatch, enabled):
-    if not enabled:
-        monkeypatch.setenv("TENSOR_SAVE_ENABLED", "1")
-    with pytest.raises(UsageError, match=r"--recompute-granularity .* can not be combined with --save-tensors yet"):
-        settle(parse(recompute_activations=True, **enabled))
-
-
-def test_recomputation_without_capture(parse):
-    assert not settle(parse(recompute_activations=True))[1].enabled
+def test_recomputation_and_capture_go_together(parse):
+    assert settle(parse(recompute_activations=True, save_tensors=True))[1].enabled
 
 
 def test_flags_reach_recipe_and_capture(parse):

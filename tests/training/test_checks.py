@@ -10,6 +10,10 @@ from megatron.training.main import main
 TABLES = {"model": MODEL_CHECKS, "shape": SHAPE_CHECKS, "training": TRAINING_CHECKS, "data": DATA_CHECKS}
 TWO_BY_TENSOR = {"tensor_model_parallel_size": 2}
 BY_SAMPLES = {"train_iters": None, "train_samples": 64}
+PARTS = (
+    "world size {} is not a multiple of tensor x pipeline x context parallel size ({} x {} x {}); start as many ranks "
+    "with torchrun --nproc_per_node"
+)
 
 # Changes of the small run -> ranks -> the line.
 CASES = [
@@ -32,12 +36,7 @@ CASES = [
     ({"swiglu": True, "squared_relu": True}, 1, "--swiglu and --squared-relu exclude each other"),
     ({"bf16": True, "fp16": True}, 1, "--bf16 and --fp16 exclude each other"),
     ({"max_position_embeddings": 16}, 1, "--seq-length 32 is longer than --max-position-embeddings 16"),
-    (
-        TWO_BY_TENSOR,
-        3,
-        "world size 3 is not a multiple of tensor x pipeline x context parallel size (2 x 1 x 1); start as many ranks "
-        "with torchrun --nproc_per_node",
-    ),
+    (TWO_BY_TENSOR, 3, PARTS.format(3, 2, 1, 1)),
     (
         TWO_BY_TENSOR | {"num_attention_heads": 3, "hidden_size": 63},
         2,
@@ -56,7 +55,21 @@ CASES = [
     (
         TWO_BY_TENSOR | {"sequence_parallel": True, "seq_length": 33},
         2,
-        "--seq-length 33 is not a multiple of --tensor-model-parallel-size 2, which --sequence-parallel needs",
+        "--seq-length 33 is not a multiple of --context-parallel-size 1 x --tensor-model-parallel-size 2, which "
+        "--sequence-parallel needs",
+    ),
+    ({"context_parallel_size": 2}, 3, PARTS.format(3, 1, 1, 2)),
+    ({"context_parallel_size": 2, "tensor_model_parallel_size": 2}, 2, PARTS.format(2, 2, 1, 2)),
+    (
+        {"context_parallel_size": 2, "seq_length": 34},
+        2,
+        "--seq-length 34 is not a multiple of twice --context-parallel-size 2",
+    ),
+    (
+        {"context_parallel_size": 2, "tensor_model_parallel_size": 4, "sequence_parallel": True, "seq_length": 36},
+        8,
+        "--seq-length 36 is not a multiple of --context-parallel-size 2 x --tensor-model-parallel-size 4, which "
+        "--sequence-parallel needs",
     ),
     (
         {"pipeline_model_parallel_size": 2, "num_layers": 3},
@@ -198,6 +211,8 @@ def test_every_row_has_a_case(table):
         ({"group_query_attention": True, "num_query_groups": 2}, 1),
         (TWO_BY_TENSOR | {"sequence_parallel": True}, 2),
         (TWO_BY_TENSOR, 4),
+        ({"context_parallel_size": 2}, 4),
+        (TWO_BY_TENSOR | {"context_parallel_size": 4, "sequence_parallel": True, "seq_length": 8}, 8),
         ({"pipeline_model_parallel_size": 2}, 2),
         ({"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 1}, 1),
         ({"overlap_param_gather": True, "overlap_grad_reduce": True, "use_distributed_optimizer": True}, 1),

@@ -5,7 +5,7 @@ import pytest
 import megatron.core
 from megatron.training import main as command_line
 from megatron.training import training
-from megatron.training.failure import TrainingError, UsageError
+from megatron.training.failure import SharedFailure, TrainingError, UsageError
 
 
 @pytest.fixture
@@ -29,6 +29,7 @@ def end_with(monkeypatch):
         (None, 0, ""),
         (UsageError("wrong\ntwice"), 2, "pretrain_gpt.py: error: wrong\npretrain_gpt.py: error: twice\n"),
         (TrainingError("no luck"), 1, "pretrain_gpt.py: error: no luck\n"),
+        (SharedFailure("no luck"), 1, "pretrain_gpt.py: error: no luck\n"),
         (KeyboardInterrupt(), 130, "pretrain_gpt.py: error: interrupted\n"),
     ],
 )
@@ -43,6 +44,7 @@ def test_exit_code_and_line(command, end_with, capsys, error, code, said):
     [
         (UsageError("wrong"), 2, ""),
         (TrainingError("no luck"), 1, "pretrain_gpt.py: error (rank 1): no luck\n"),
+        (SharedFailure("no luck"), 1, ""),
         (KeyboardInterrupt(), 130, ""),
     ],
 )

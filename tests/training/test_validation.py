@@ -49,7 +49,14 @@ def test_flag_that_another_one_sets(parse, changes, name, value):
 
 @pytest.mark.parametrize(
     ("ranks", "sizes", "data_parallel_size"),
-    [(1, {}, 1), (4, {}, 4), (4, {"tensor_model_parallel_size": 2}, 2), (4, {"pipeline_model_parallel_size": 2}, 2)],
+    [
+        (1, {}, 1),
+        (4, {}, 4),
+        (4, {"tensor_model_parallel_size": 2}, 2),
+        (4, {"pipeline_model_parallel_size": 2}, 2),
+        (4, {"context_parallel_size": 2}, 2),
+        (8, {"tensor_model_parallel_size": 2, "context_parallel_size": 4}, 1),
+    ],
 )
 def test_data_parallel_size_and_batch(parse, monkeypatch, ranks, sizes, data_parallel_size):
     monkeypatch.setenv("WORLD_SIZE", str(ranks))

@@ -33,8 +33,7 @@ PARALLELISM_FLAGS = FlagGroup(
             type=positive_int,
             default=1,
             metavar="N",
-            help="ranks that share a sequence (default 1)",
-            refused="context parallelism is not supported yet",
+            help="ranks that share each sequence (default 1)",
         ),
         Flag(
             name="--expert-model-parallel-size",

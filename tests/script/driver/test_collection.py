@@ -83,6 +83,33 @@ def test_a_run_that_did_not_collect_is_a_failure(capsys, fake_trainer, behaviour
     assert table_of(out)["mxfp8"][-1] == "failed"
 
 
+@pytest.mark.parametrize(("behaviour", "exit_code"), [("good", 0), ("crash", 1), ("usage", 2)])
+def test_a_dry_run_speaks_for_itself_and_leaves_nothing(capfd, fake_trainer, tmp_path, behaviour, exit_code):
+    """There are no files to be expected, no log, and no plan that could say something else."""
+    fake_trainer(behaviour)
+    code, out, _ = run(capfd, "quick", "--", "--tensor-dry-run")
+    assert code == exit_code
+    assert "--tensor-dry-run" in re.search("^arguments: .*$", out, re.MULTILINE).group(0)
+    assert "128 files" not in out
+    assert not list(tmp_path.iterdir())
+
+
+def test_dry_runs_of_a_batch(capfd, fake_trainer, monkeypatch):
+    fake_trainer("good")
+    monkeypatch.setattr(collection, "prepare", lambda *_: collection.trainer.QUICK_INPUTS)
+    code, out, _ = run(capfd, "batch", "--", "--tensor-dry-run")
+    assert code == 0
+    assert re.findall(r"--quant-type (\w+)", out) == ["bf16", "fp16", "mxfp8", "mxfp4", "hifp8"]
+
+
+def test_the_verdict_on_interference_is_shown(capsys, fake_trainer):
+    fake_trainer("good")
+    code, out, _ = run(capsys, "quick", "--", "--tensor-check-interference")
+    assert code == 0
+    assert "mxfp8: arguments: " in out  # whatever the trainer prints
+    assert table_of(out)["mxfp8"][-1] == "ok"
+
+
 def test_a_run_without_progress_is_stopped(capsys, fake_trainer, tmp_path, monkeypatch):
     fake_trainer("hang")
     monkeypatch.setenv("FAKE_PIDS", str(tmp_path / "pids"))

@@ -52,6 +52,7 @@ def test_the_exit_code_is_the_visualisers(fake_visualizer, tmp_path):
         (["visualize", "hifp8", "--tensor-dir", "logs"], "has no hifp8; there: bf16, mxfp4"),
         (["visualize", "--tensor-dir", "logs", "--", "--lr", "1"], "leave out --lr"),
         (["both", "--data-path", "nowhere"], "is no data"),
+        (["both", "--", "--tensor-dry-run"], "both draws what it collects, and --tensor-dry-run collects nothing"),
     ],
 )
 def test_wrong_usage(capsys, fake_visualizer, tmp_path, argv, line):

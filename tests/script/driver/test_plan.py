@@ -19,6 +19,7 @@ SMOLLM2 = {
     "micro_batch_size": 1,
     "data_parallel_size": 1,
     "tensor_model_parallel_size": 1,
+    "context_parallel_size": 1,
     "sequence_parallel": False,
 }
 TINY = SMOLLM2 | {"num_layers": 4, "hidden_size": 256, "ffn_hidden_size": 512, "num_attention_heads": 8}
@@ -46,6 +47,13 @@ def test_weights_are_written_once_in_an_iteration():
 
 def test_data_parallel_ranks_keep_their_own():
     assert planned(SMOLLM2, data_parallel_size=2).first == planned(SMOLLM2).first * 2
+
+
+def test_context_parallel_ranks_share_the_tokens_and_repeat_the_weights():
+    one, two = planned(SMOLLM2).first, planned(SMOLLM2, context_parallel_size=2).first
+    assert (two.rows, two.files) == (2 * one.rows, 2 * one.files)
+    weights = 2 * 212_336_640  # of all four linears, and their gradients
+    assert two.payload == one.payload + weights
 
 
 def test_bytes_follow_the_dtype():

@@ -41,10 +41,14 @@ def in_words(count):
 
 
 def test_one_process(tmp_path):
-    output = collect(tmp_path, "mxfp4", "--control-iter", "2", "--collect-micro-batches", "2")
+    flags = ["mxfp4", "--control-iter", "2", "--collect-micro-batches", "2"]
+    rehearsed = collect(tmp_path, *flags, "--", "--tensor-dry-run")
+    assert not (tmp_path / "enhanced_tensor_logs").exists()
+    output = collect(tmp_path, *flags)
     rows, files, size = kept(tmp_path / "enhanced_tensor_logs" / "mxfp4")
     assert (rows, files) == (2 * 2 * 144, 2 * (128 + 112))
     assert planned(output) == (rows, files, in_words(size))
+    assert re.search(rf"^2 iterations, about +{rows} +{files} ", rehearsed, re.MULTILINE)
 
 
 @pytest.mark.slow
