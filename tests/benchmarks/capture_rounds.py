@@ -10,20 +10,20 @@ from __future__ import annotations
 import contextlib
 import gc
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from megatron.quantscope.capture import CaptureConfig, CaptureSession, ParallelCoordinates, new_run_id
-from tests.benchmarks.capture_ballast import Ballast
 from tests.benchmarks.capture_model import Trainer
 from tests.benchmarks.capture_watch import Recorder, Stopwatch, WatchedSession
 
 QUANT_TYPE = "fp32"
 NO_BUDGET = 10**15
 POLL_SECONDS = 0.005
-FIRST_STEP_SECONDS = 2.0
+RAW_PIECE = 4 << 20
 SHORT_POLL_SECONDS = 0.0005
 
 
@@ -168,23 +168,16 @@ def take_files(directory: Path) -> Usage:
     return usage
 
 
-def pair_steps(
-    mode: Mode, bare: Trainer, captured: Trainer, pairs: int, ballast: Ballast, directory: Path
-) -> StepRatios:
+def pair_steps(mode: Mode, bare: Trainer, captured: Trainer, pairs: int, directory: Path) -> StepRatios:
     """Train two equal models side by side, one of them captured; they must stay equal to the bit."""
     ratios = StepRatios()
-    seconds = FIRST_STEP_SECONDS
     with open_session(mode, directory) as session:
         captured.watch(session)
         for number in range(pairs + 1):
             timed: dict[Trainer, TimedStep] = {}
             order = ((bare, None), (captured, session))
             for trainer, its_session in order if number % 2 else reversed(order):
-                if its_session is not None:
-                    ballast.fill()
-                    ballast.release(seconds)
                 timed[trainer] = _timed_step(trainer, its_session, number + 1)
-            seconds = timed[captured].wall
             ratios.usage = take_files(directory)
             ratios.add(timed[captured], timed[bare], warming_up=number == 0)
     return ratios
@@ -204,6 +197,35 @@ def _timed_step(trainer: Trainer, session: CaptureSession | None, iterations: in
         wall_at_end=wall_at_end,
         loss=loss,
     )
+
+
+def raw_step_ratios(trainer: Trainer, size: int, pairs: int, path: Path) -> list[float]:
+    """CPU time of a bare step while a thread writes `size` bytes to a file, evenly, by that of a bare step alone.
+
+    What no capture of so many bytes can do without. Writing costs more here than in `disk_ratios`: memory that has been
+    free for a second may have been handed back to the host of a virtual machine, and is asked for again page by page.
+    """
+    ratios = []
+    piece = memoryview(bytearray(RAW_PIECE))
+    for number in range(pairs + 1):
+        bare = _timed_step(trainer, None, 0)
+        writer = threading.Thread(target=_write_slowly, args=(piece, size, bare.wall, path))
+        cpu = time.process_time()
+        writer.start()
+        trainer.step()
+        writer.join()
+        cpu = time.process_time() - cpu
+        path.unlink()
+        if number:
+            ratios.append(cpu / bare.cpu)
+    return ratios
+
+
+def _write_slowly(piece: memoryview, size: int, seconds: float, path: Path) -> None:
+    with open(path, "wb", buffering=0) as file:
+        for begin in range(0, size, RAW_PIECE):
+            file.write(piece[: size - begin])
+            time.sleep(seconds * RAW_PIECE / size)
 
 
 def blocked_ratios(mode: Mode, trainer: Trainer, steps: int, shown: int, directory: Path) -> BlockedRatios:

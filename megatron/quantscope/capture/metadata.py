@@ -82,7 +82,8 @@ class TensorMetadata:
         stage: "complete", or "partial" for one rank's summand before a reduction.
         recomputed: Whether the module's forward is run again for the backward.
         grad_scale: What gradients are multiplied by, against their part in the gradient of the mean loss: data times
-            context parallel ranks (whose mean is taken later), and the loss scale.
+            context parallel ranks (whose mean is taken later), and the loss scale. Where the loss is divided by the
+            number of tokens at the end (--calculate-per-token-loss), the loss scale alone, against the summed loss.
         formats: What each operand of the module's GEMMs was quantised to.
         run_id: The run that wrote it.
         extra: Further fields that a direct call of the saver added.
@@ -117,7 +118,8 @@ class TensorMetadata:
 
     def to_dict(self) -> dict[str, Any]:
         """Built-in types only, `extra` spread among the other fields; what files and manifests hold."""
-        values = {name: getattr(self, name) for name in FIELDS}
+        mine = vars(self)
+        values = {name: mine[name] for name in FIELDS}
         for name in _SEQUENCES:
             values[name] = list(values[name]) if values[name] is not None else None
         values["shard"] = [dict(split) for split in self.shard]

@@ -32,6 +32,9 @@ _TEXT_PARTS = ("layer_type", "operation", "phase", "component", "quant_type", "t
 _SINGLE_WORDS = ("operation", "phase")  # without `_`: what tells the parts before and after them apart
 _NUMBERS = ("counter", "iteration", "layer_idx", "rank", "sample_idx")
 
+_CHECKED: set[tuple[str, object]] = set()  # parts that were found right: a run's rows use a few, over and over
+_MOST_CHECKED = 4096
+
 _OLD_TENSOR_NAMES = {
     ("linear", "backward", "input"): "grad_output",
     ("linear", "backward", "output"): "grad_input",
@@ -92,10 +95,11 @@ class CaptureName:
     def _check(self) -> None:
         if not _STAMP.fullmatch(self.stamp):
             raise CaptureUsageError(f"stamp {self.stamp!r} is not allowed: give YYYYmmdd_HHMMSS")
+        parts = vars(self)
         for part in _TEXT_PARTS:
-            check_part(part, getattr(self, part))
+            check_part(part, parts[part])
         for part in _NUMBERS:
-            value = getattr(self, part)
+            value = parts[part]
             if part == "layer_idx" and value is None:
                 continue
             if not isinstance(value, int) or value < 0:
@@ -109,12 +113,16 @@ def check_part(part: str, value: object) -> None:
         CaptureUsageError: unless `value` is 1 to 64 ASCII letters, digits and `._-` that start with a letter or digit;
             operation and phase hold no `_`.
     """
+    if (part, value) in _CHECKED:
+        return
     if not isinstance(value, str) or not _PART.fullmatch(value):
         raise CaptureUsageError(
             f"{part} {value!r} is not allowed: give 1 to 64 letters, digits, '.', '_' or '-', first a letter or digit"
         )
     if part in _SINGLE_WORDS and "_" in value:
         raise CaptureUsageError(f"{part} {value!r} is not allowed: give one word without '_'")
+    if len(_CHECKED) < _MOST_CHECKED:
+        _CHECKED.add((part, value))
 
 
 def parse_name(filename: str) -> CaptureName | None:

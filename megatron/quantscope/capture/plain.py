@@ -15,6 +15,8 @@ from typing import Any
 
 from megatron.quantscope.capture.errors import CaptureUsageError
 
+_ENCODER = json.JSONEncoder(allow_nan=False)
+
 
 def plain(value: Any, where: str = "metadata") -> Any:
     """`value` made of built-in types only: tuples become lists, NumPy numbers Python's own.
@@ -47,9 +49,9 @@ def plain(value: Any, where: str = "metadata") -> Any:
 def to_json(value: Any) -> str:
     """`value` as one line of strict JSON, non-finite numbers as words."""
     try:
-        return json.dumps(value, allow_nan=False)
+        return _ENCODER.encode(value)
     except ValueError:  # there are some, which is rare: looking for them first would take longer than all the rest
-        return json.dumps(_finite(value), allow_nan=False)
+        return _ENCODER.encode(_finite(value))
 
 
 def _finite(value: Any) -> Any:

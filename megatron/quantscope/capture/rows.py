@@ -159,7 +159,7 @@ class RowWriter:
 
     def _figures(self, row: Row, name: CaptureName, content: tuple[Any, ...], places: list[Place]) -> dict[str, Any]:
         """Statistics and block exponents, as a line holds them."""
-        known = self._known(content, row.iteration)
+        known = self._known(content)
         if known is None:
             own: list[Place] = []
             statistics, blocks = row.measured() if row.measured is not None else self._measure(row.tensor)
@@ -172,12 +172,9 @@ class RowWriter:
         places.extend(known[1])
         return known[0]
 
-    def _known(self, content: tuple[Any, ...], iteration: int) -> tuple[dict[str, Any], list[Place]] | None:
+    def _known(self, content: tuple[Any, ...]) -> tuple[dict[str, Any], list[Place]] | None:
         with self._lock:
-            known = self._measured.get(content)
-        if known is not None and any(place.iteration > iteration for place in known[1]):
-            return None  # a committed row needs no later segment
-        return known
+            return self._measured.get(content)
 
     def _remember(self, content: tuple[Any, ...], known: tuple[dict[str, Any], list[Place]]) -> None:
         fingerprint, *_ = content

@@ -33,13 +33,11 @@ class Place:
     """Where the bytes of a tensor are.
 
     Attributes:
-        iteration: Whose segment they are in.
-        file: Its name.
+        file: Name of the segment.
         offset: Of the first byte, from the file's begin.
         reference: Whether they were there before.
     """
 
-    iteration: int
     file: str
     offset: int
     reference: bool
@@ -105,11 +103,11 @@ class Segments:
         """
         with self._lock:
             known = self._known.get(fingerprint)
-            if known is not None and known.iteration <= iteration:  # a committed row needs no later segment
+            if known is not None:
                 self._known.move_to_end(fingerprint)
                 return replace(known, reference=True)
             writer, offset = self._reserve(iteration, name, tensor)
-            place = self._known[fingerprint] = Place(iteration, writer.path.name, offset, reference=False)
+            place = self._known[fingerprint] = Place(writer.path.name, offset, reference=False)
             if len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
         try:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ROWS_A_SITE = 9  # at most, a micro-batch: an attention's, with its probabilities
+_MEASURED_BATCH = 32  # rows without a copy that are handed over at once: waking a thread costs more than one row
 _MEASURED_BYTES = 8192  # what a row without a copy takes until it is written, on average; bounds how many wait
 
 
@@ -92,6 +93,7 @@ class TensorSink:
         self._snapshots = Snapshots(self._arena)
         self._statistics = StatisticsIntake(config.host_memory_bytes)
         self._intake = self._copied if config.keeps_tensors else self._measured
+        self._batch = 1 if config.keeps_tensors else _MEASURED_BATCH
         budget = Budget(settings.budget_bytes)
         in_files = config.keeps_tensors and config.save_format == PT
         self._segments = None if in_files and not config.keeps_blocks else self._make_segments(budget)
@@ -137,7 +139,7 @@ class TensorSink:
             if self.failed or self._closed:
                 return
             self._statistics.transfer()
-            self._hand_over()
+            self._hand_over(everything=True)
             self._ledger.announce_end(iteration)
             self._writer.submit(lambda: self._end(iteration, scalars))
 
@@ -147,6 +149,7 @@ class TensorSink:
             if self.failed:
                 return
             self.failed = str(error) if isinstance(error, CaptureError) else f"{type(error).__name__}: {error}"
+        self._ledger.abandon()
         log.error("collecting tensors ended early: %s (%s)", self.failed, self._settings.outcome)
         log.debug("where it went wrong", exc_info=error)
         self._note("stopped", {"reason": self.failed})
@@ -182,7 +185,7 @@ class TensorSink:
         with self._entry:
             self._closed = True
             self._statistics.transfer()
-            self._hand_over()
+            self._hand_over(everything=True)
         self._writer.close()
         self._finish_the_rest()
         if self._manifest is not None:
@@ -231,14 +234,28 @@ class TensorSink:
         measured = self._statistics.measure(tensor)
         if not self._arena.has_room(_MEASURED_BYTES):
             self._statistics.transfer()  # the rows that hold the room may wait for it
-            self._hand_over()
+            self._hand_over(everything=True)
         return {"measured": measured, "lease": self._arena.take(_MEASURED_BYTES)}
 
-    def _hand_over(self, *rows: Row) -> None:
-        """Submit rows, and those before them, as soon as what was measured of them is on its way to the host."""
+    def _hand_over(self, *rows: Row, everything: bool = False) -> None:
+        """Submit rows, and those before them, in batches, or `everything` that can be written.
+
+        What was measured can be when it is on its way to the host.
+        """
         self._deferred.extend(rows)
+        if len(self._deferred) < self._batch and not everything:
+            return
+        ready = []
         while self._deferred and (self._deferred[0].measured is None or self._deferred[0].measured.ready):
-            self._writer.submit(partial(self._write, self._deferred.popleft()))
+            ready.append(self._deferred.popleft())
+        if ready:
+            self._writer.submit(partial(self._write_all, ready))
+
+    def _write_all(self, rows: list[Row]) -> None:
+        if self._segments is not None:  # else a content that two iterations share could be written by both at once
+            self._ledger.wait_for_those_before(rows[0].iteration)
+        for row in rows:
+            self._write(row)
 
     def _write(self, row: Row) -> None:
         try:

@@ -87,10 +87,10 @@ class Shown(NamedTuple):
 
     @property
     def coordinates(self) -> tuple[Any, ...]:
-        """What tells it from every other tensor of its iteration."""
+        """What tells it from every other tensor of its rank."""
         site = self.site
         where = site.module, site.layer_type, site.component
-        return *where, self.moment.micro_batch, self.operation, self.phase, self.tensor_name
+        return *where, self.moment.iteration, self.moment.micro_batch, self.operation, self.phase, self.tensor_name
 
     def metadata(self, shape: tuple[int, ...], dtype: torch.dtype) -> TensorMetadata:
         """All that is known of it."""

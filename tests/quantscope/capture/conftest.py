@@ -7,6 +7,9 @@ import pytest
 import torch
 
 from megatron.quantscope.capture import CaptureConfig, CaptureSession, ParallelCoordinates, new_run_id, open_capture
+from megatron.quantscope.capture.budget import Budget
+from megatron.quantscope.capture.hashing import checksum
+from megatron.quantscope.capture.segments import Segments
 from megatron.quantscope.capture.state import STATE
 from tests.quantscope.capture.children import Children
 
@@ -95,6 +98,16 @@ def children():
     children = Children()
     yield children
     children.close()
+
+
+@pytest.fixture
+def open_segments(tmp_path):
+    def open_(expected=100, budget=1 << 40, **options):
+        labels = {"run_id": "run", "quant_type": "bf16", "rank": "3"}
+        budget = Budget(budget)
+        return Segments(tmp_path, rank=3, labels=labels, budget=budget, tensors_expected=lambda: expected, **options)
+
+    return open_
 
 
 def bits(tensor):
@@ -204,3 +217,14 @@ def check_readable(capture, tensors_of=linear_tensors):
         if not record.bare:
             assert record.statistics.count == expected.numel()
             assert record.statistics.amax == expected.double().abs().max()
+
+
+def header_of(path):
+    """The header of a safetensors file, as the format's specification lays it out."""
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        return 8 + size, json.loads(file.read(size))
+
+
+def append_to(segments, iteration, name, tensor):
+    return segments.append(iteration, name, tensor, checksum(tensor))

@@ -171,6 +171,7 @@ class TestLedger:
         disk = Full()
         ledger = IterationLedger(disk.close, disk.commit)
         ledger.handed_over(0)
+        ledger.announce_end(0)
         ledger.handed_over(1)
         ledger.ended(0, {})
         with pytest.raises(CaptureError, match="full"):
@@ -178,6 +179,35 @@ class TestLedger:
         ledger.done(1, 7)
         assert disk.commits == []
         assert ledger.committed == 0
+
+    def test_a_row_before_the_end_of_the_iteration_before_is_an_error(self):
+        _, ledger = self.open()
+        ledger.handed_over(3)
+        with pytest.raises(CaptureError, match="iteration 5 was shown before the end of iteration 3"):
+            ledger.handed_over(5)
+        ledger.announce_end(3)
+        ledger.handed_over(5)
+
+    def test_whoever_waits_for_the_iterations_before_goes_on_when_they_are_committed(self):
+        _, ledger = self.open()
+        ledger.handed_over(0)
+        ledger.announce_end(0)
+        ledger.handed_over(1)
+        passed = threading.Event()
+        threading.Thread(target=lambda: (ledger.wait_for_those_before(1), passed.set())).start()
+        assert not passed.wait(0.05)
+        ledger.ended(0, {})
+        assert not passed.wait(0.05)
+        ledger.done(0, 7)
+        assert passed.wait(20)
+
+    def test_nobody_waits_for_what_was_abandoned(self):
+        _, ledger = self.open()
+        ledger.handed_over(0)
+        ledger.announce_end(0)
+        ledger.handed_over(1)
+        ledger.abandon()
+        ledger.wait_for_those_before(1)
 
     def test_a_row_after_the_end_is_an_error(self):
         _, ledger = self.open()

@@ -68,8 +68,8 @@ static_assert(ROW_BLOCKS * MOST_BLOCK / LANES <= COUNT_MASK);
 
 // Marks for a vector a that became b; `top` is the largest value that its elements can have.
 QS_INLINE I32 marks(F32 a, F32 b, float top) {
-  return ((b == F32{}) & (a != F32{}) ? all(UNDERFLOW) : I32{}) +
-         ((as<F32>(as<I32>(a) & ~SIGN) > top) & (b != F32{}) ? all(SATURATED) : I32{});
+  return (((b == F32{}) & (a != F32{})) ? all(UNDERFLOW) : I32{}) +
+         (((as<F32>(as<I32>(a) & ~SIGN) > top) & (b != F32{})) ? all(SATURATED) : I32{});
 }
 
 // A format's way with a tile of whole blocks of float32, or of bf16 where its values are bf16.

@@ -285,7 +285,8 @@ QS_INLINE int lanes_with(I16 v, int bit) {
 #if defined(QS_AVX512)
   return __builtin_popcount(_mm512_test_epi16_mask((__m512i)v, _mm512_set1_epi16(static_cast<short>(1 << bit))));
 #else
-  return __builtin_popcount(static_cast<uint32_t>(_mm256_movemask_epi8((__m256i)(v << (15 - bit)))) & 0xaaaaaaaa);
+  return __builtin_popcount(static_cast<uint32_t>(_mm256_movemask_epi8(_mm256_slli_epi16((__m256i)v, 15 - bit))) &
+                            0xaaaaaaaa);
 #endif
 }
 

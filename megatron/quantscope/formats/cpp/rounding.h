@@ -76,11 +76,13 @@ template <class V> class HalfAway {
   }
 
  private:
-  static QS_INLINE V look_up(const Lane* table, V row) {
-    if constexpr (COUNT == BINADES)
-      return __builtin_shuffle(load<V>(table), row);
-    else
-      return __builtin_shuffle(load<V>(table), load<V>(table + COUNT), row);
+  static QS_INLINE V look_up([[maybe_unused]] const Lane* table, V row) {
+#if defined(QS_AVX512)
+    if constexpr (sizeof(Lane) == 2) return (V)_mm512_permutexvar_epi16((__m512i)row, load<__m512i>(table));
+    if constexpr (sizeof(Lane) == 4)
+      return (V)_mm512_permutex2var_epi32(load<__m512i>(table), (__m512i)row, load<__m512i>(table + COUNT));
+#endif
+    return row;  // there are no tables
   }
 
   Rule rule_;

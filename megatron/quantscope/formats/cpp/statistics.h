@@ -86,7 +86,7 @@ template <class D> class SweptCounter {
     const int before = left_;
     Sweep<D> sweep(top);
     sweep.add(x, n, [&](Bits v, Bits outside) __attribute__((noinline)) {
-      const uint32_t zeros = bit_a_lane((v & MAGNITUDE) == 0), wanted = bit_a_lane(outside) & ~zeros;
+      const uint32_t zeros = bit_a_lane((v & MAGNITUDE) == Bits{}), wanted = bit_a_lane(outside) & ~zeros;
       totals_.zero += __builtin_popcount(zeros);
       left_ += gathered(left_buffer_ + left_, v, wanted);
     });

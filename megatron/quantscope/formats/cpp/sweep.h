@@ -132,9 +132,9 @@ template <class D> class Sweep {
     for (int byte = 0; byte < static_cast<int>(sizeof step); byte += LINE)
       __builtin_prefetch(reinterpret_cast<const char*>(*x + MOST_SWEPT) + byte);
     *x += HALF_LANES;
-    const I16 below = top_ - ((step.upper() & INT16_MAX) >> 7);
+    const I16 below = top_ - ((step.upper() & Bf16::lane(~SIGN)) >> Bf16::FRACTION_BITS);
     const I16 outside = below & BEYOND;
-    if (__builtin_expect(any(outside), 0)) step.drop(outside != 0, rest);
+    if (__builtin_expect(any(outside), 0)) step.drop(outside != I16{}, rest);
     for (int which = 0; which < 2; which++) {
       F64 halves[2];
       widened(step.part(which), halves);
