@@ -51,7 +51,7 @@ class Snapshots:
         Raises:
             CaptureError: for a tensor that is not dense.
         """
-        source = tensor.detach()
+        source = tensor.detach() if tensor.requires_grad else tensor
         check_dense(source)
         if source.is_conj() or source.is_neg():
             source = source.resolve_conj().resolve_neg()  # lazy bits that a file would lose
@@ -120,5 +120,5 @@ def _tensor_in(lease: Lease, like: torch.Tensor) -> torch.Tensor:
 
     if lease.size == 0:
         return torch.empty(like.shape, dtype=like.dtype)
-    memory = torch.frombuffer(lease.buffer, dtype=torch.uint8, count=lease.size, offset=lease.offset)
-    return memory.view(like.dtype).view(like.shape)
+    memory = torch.frombuffer(lease.buffer, dtype=like.dtype, count=like.numel(), offset=lease.offset)
+    return memory.view(like.shape)

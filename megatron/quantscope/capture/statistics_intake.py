@@ -58,6 +58,19 @@ class _DeviceMeasurement(Measurement):
         return self._ticket.read(self._filling.transfer)
 
 
+def measures_on_device(tensor: torch.Tensor) -> bool:
+    """Whether there is a kernel that measures this tensor where it is."""
+    if not tensor.is_cuda:
+        return False
+    from megatron.quantscope.formats.backends import BACKENDS
+
+    if BACKENDS["triton"].lacks() is not None:
+        return False
+    from megatron.quantscope.formats.triton_statistics import DTYPES
+
+    return tensor.dtype in DTYPES
+
+
 class StatisticsIntake:
     """Measures tensors of any device; belongs to the training thread.
 
@@ -77,7 +90,7 @@ class StatisticsIntake:
         """
         check_dense(tensor)
         source = tensor.detach()
-        on_device = self._measure_on_device(source) if source.is_cuda else None
+        on_device = self._measure_on_device(source) if measures_on_device(source) else None
         return on_device or Measurement(measured(source, blocks=True))
 
     def transfer(self) -> None:
@@ -86,7 +99,7 @@ class StatisticsIntake:
             self._transfer(device)
 
     def _measure_on_device(self, tensor: torch.Tensor) -> Measurement | None:
-        """None: the kernels can not measure it."""
+        """None: it is larger than a whole buffer has room for."""
         from megatron.quantscope.formats.triton_statistics import DeviceStatistics
 
         device = tensor.device
