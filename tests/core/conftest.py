@@ -36,22 +36,27 @@ def open_session(tmp_path):
         session.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def one_rank(tmp_path_factory):
-    """Process group and model parallel state of a single rank."""
+    """Process group and model parallel state of a single rank; left again, unless they were there before."""
     import torch.distributed as dist
 
     from megatron.core import parallel_state, tensor_parallel
     from megatron.training import cpu_device
 
     cpu_device.install_core()
-    if not dist.is_initialized():
+    group_is_ours, state_is_ours = not dist.is_initialized(), not parallel_state.model_parallel_is_initialized()
+    if group_is_ours:
         store = tmp_path_factory.mktemp("store") / "rendezvous"
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    if not parallel_state.model_parallel_is_initialized():
+    if state_is_ours:
         parallel_state.initialize_model_parallel()
     tensor_parallel.model_parallel_cuda_manual_seed(1)
-    return os.getpid()
+    yield os.getpid()
+    if state_is_ours:
+        parallel_state.destroy_model_parallel()
+    if group_is_ours:
+        dist.destroy_process_group()
 
 
 @pytest.fixture

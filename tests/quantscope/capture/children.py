@@ -110,6 +110,7 @@ def train(session, iterations):
         run_iteration(session, iteration, site=site, tensors=tensors_of(iteration))
         if not session._sink._closed:  # else it was not taken: a signal ends the run
             say(ended=iteration)
+        assert session.failed is None, session.failed
         say(committed=session.summary().iterations)
 
 
