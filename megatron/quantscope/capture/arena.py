@@ -13,11 +13,14 @@ bound waits until everything else is written, and then gets memory of its own.
 from __future__ import annotations
 
 import bisect
+import logging
 import mmap
 import threading
 import time
 
 from megatron.quantscope.capture.errors import CaptureError
+
+log = logging.getLogger(__name__)
 
 ALIGNMENT = 64  # bytes: a cache line, and what every dtype and vector instruction is content with
 
@@ -101,8 +104,8 @@ class HostArena:
         if self._mapping is None:
             self._mapping = _mapping_of(self._limit)
         if pinned and not self._pinned:
-            _register(self._mapping)
             self._pinned = True
+            _register(self._mapping)
         return self._mapping
 
     def _find(self, room: int) -> int | None:
@@ -137,7 +140,10 @@ def _aligned(size: int) -> int:
 
 def _mapping_of(size: int) -> mmap.mmap:
     try:
-        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_DONTFORK"):  # a child would keep, page by page, what is written over here
+            mapping.madvise(mmap.MADV_DONTFORK)
+        return mapping
     except OSError as error:
         raise CaptureError(f"no memory for {size} bytes of tensors: lower --tensor-host-memory-gb ({error})") from error
 
@@ -152,8 +158,8 @@ def _register(mapping: mmap.mmap) -> None:
     import torch
 
     error = torch.cuda.cudart().cudaHostRegister(_address(mapping), len(mapping), 0)  # type: ignore[no-untyped-call]
-    if int(error) != 0:
-        raise CaptureError(f"{len(mapping)} bytes of host memory can not be pinned (CUDA error {int(error)})")
+    if int(error) != 0:  # copies are slower then, and right
+        log.warning("%d bytes of host memory can not be pinned (CUDA error %d)", len(mapping), int(error))
 
 
 def _unregister(mapping: mmap.mmap) -> None:

@@ -15,6 +15,7 @@ import contextlib
 import os
 import shutil
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,11 +147,15 @@ def _write_rank(source: _Source, manifest: Manifest, folder: Path) -> Tally:
     """One rank's rows, iteration by iteration, and its manifest."""
     records = source.records(manifest)
     lines = ManifestWriter(manifest_path(folder / RUNS_FOLDER / source.run.run_id, manifest.rank))
-    writer = _RankWriter(source, manifest.rank, folder, sum(record.blocks is not None for record in records))
+    of_iteration = defaultdict[int | None, list[TensorRecord]](list)
+    for record in records:
+        of_iteration[record.iteration].append(record)
+    maps = max((sum(record.blocks is not None for record in each) for each in of_iteration.values()), default=0)
+    writer = _RankWriter(source, manifest.rank, folder, maps)
     total = Tally()
     for iteration in sorted({row["iteration"] for row in manifest.rows} | manifest.commits.keys()):
         tally = Tally()
-        rows = [writer.write(record, tally) for record in records if record.iteration == iteration]
+        rows = [writer.write(record, tally) for record in of_iteration[iteration]]
         lines.append_lines(writer.finish(iteration, tally) + rows)
         commit = manifest.commits.get(iteration)
         if commit is not None:
@@ -163,7 +168,7 @@ def _write_rank(source: _Source, manifest: Manifest, folder: Path) -> Tally:
 
 
 class _RankWriter:
-    """Writes the files of one rank; `maps` is how many rows have a map of block exponents, which need a segment."""
+    """Writes the files of one rank; `maps` is how many rows of an iteration have a map of block exponents."""
 
     def __init__(self, source: _Source, rank: int, folder: Path, maps: int) -> None:
         self._files = CaptureFolder(folder, rank)

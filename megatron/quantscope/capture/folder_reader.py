@@ -85,11 +85,11 @@ def list_folder(folder: Path) -> FolderFiles:
 def read_folder(folder: Path, run: str | None) -> FolderContent:
     """Everything in `folder` that belongs to `run`; None: to the latest run that kept anything."""
     content = FolderContent()
-    files = list_folder(folder)
-    _tell_of_others(files, content)
     runs = run_folders(folder)
     content.run_ids = [candidate.run_id for candidate in runs]
     chosen, manifests = _choose(runs, run, content)
+    files = list_folder(folder)  # after the manifests, which may still grow: a file is there before its line
+    _tell_of_others(files, content)
     if chosen is not None:
         content.run, content.run_info = chosen.run_id, chosen.info()
         _add_run(_RunReader(folder, chosen, files.sizes, content), manifests)

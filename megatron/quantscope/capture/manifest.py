@@ -45,8 +45,13 @@ def last_counter(path: Path) -> int:
         OSError: when it can not be read.
     """
     with open(path, "rb") as file:
-        file.seek(max(0, os.path.getsize(path) - _TAIL_BYTES))
-        return max(map(int, _COUNTER.findall(file.read())), default=0)
+        size, tail = os.path.getsize(path), _TAIL_BYTES
+        while True:
+            file.seek(max(0, size - tail))
+            counters = _COUNTER.findall(file.read())
+            if counters or tail >= size:
+                return max(map(int, counters), default=0)
+            tail *= 2
 
 
 def line_of(kind: str, fields: Mapping[str, Any]) -> str:
@@ -97,9 +102,8 @@ class ManifestWriter:
         with self._lock:
             end = self._file.tell()
             try:
-                written = self._file.write(line)
-                if written != len(line):  # a full disk takes a part; the rest tells why
-                    self._file.write(line[written:])
+                while line:  # a full disk takes a part; the rest tells why
+                    line = line[self._file.write(line) :]
             except OSError as error:
                 os.ftruncate(self._file.fileno(), end)
                 self._file.seek(end)

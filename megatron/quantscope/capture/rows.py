@@ -61,6 +61,8 @@ class Row:
     def release(self) -> None:
         """Give back the memory, and let no later row of the chain wait."""
         if self.lease is not None:
+            if self.wait is not None:
+                self.wait()  # a device may still be writing to it, also for a row that is not written any more
             self.lease.give_back()
         if self.link is not None:
             self.link.stored.cancel()

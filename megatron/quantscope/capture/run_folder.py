@@ -104,7 +104,8 @@ class RunFolder:
 
     def manifests(self) -> list[Manifest]:
         """The manifests of all ranks, rank by rank."""
-        found = [(int(match[1]), name) for name in self.files.manifests if (match := MANIFEST_NAME.fullmatch(name))]
+        names = os.listdir(self.path)  # and not `files`, which is to be listed after the lines that name them
+        found = [(int(match[1]), name) for name in names if (match := MANIFEST_NAME.fullmatch(name))]
         return [_read(rank, self.path / name) for rank, name in sorted(found)]
 
     @cached_property
@@ -223,7 +224,9 @@ def _is_row(entry: Mapping[str, Any]) -> bool:
     required = _REQUIRED_BY_STORE.get(entry["store"])
     blocks = entry.get("blocks")
     whole_map = blocks is None or (isinstance(blocks, dict) and _holds(blocks, _BLOCKS) and _is_shape(blocks["shape"]))
-    return required is not None and _holds(entry, required) and whole_map
+    described = entry.get("shape") is None or (isinstance(entry["shape"], list) and _is_shape(entry["shape"]))
+    named = entry.get("dtype") is None or isinstance(entry["dtype"], str)
+    return required is not None and _holds(entry, required) and whole_map and described and named
 
 
 def _is_shape(shape: list[Any]) -> bool:

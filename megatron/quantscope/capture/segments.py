@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 _REMEMBERED = 1 << 17  # contents; some 40 MB
+_MOST_TENSORS = 1 << 15  # of one file: a header of 10 MB, where readers take 100; more go to a further file
 _HEADER_BYTES_A_TENSOR = 320  # a long name, dtype, shape and offsets, and a filler
 
 
@@ -188,9 +189,8 @@ class Segments:
     def _make(self, iteration: int, part: int) -> SegmentWriter:
         path = self._folder / f"iter{iteration:03d}_rank{self._rank}_{part:03d}{SEGMENT_SUFFIX}"
         labels = self._labels | {"iteration": str(iteration)}
-        room = (
-            _HEADER_BYTES_A_TENSOR * max(1, self._expected()) + sum(map(len, labels.values())) + _HEADER_BYTES_A_TENSOR
-        )
+        tensors = min(max(1, self._expected()), _MOST_TENSORS)
+        room = _HEADER_BYTES_A_TENSOR * (tensors + 1) + sum(map(len, labels.values()))
         try:
             return SegmentWriter(path, header_room=room, metadata=labels, dry=self._dry)
         except OSError as error:

@@ -26,12 +26,13 @@ from megatron.quantscope.capture.arena import HostArena
 from megatron.quantscope.capture.budget import Budget
 from megatron.quantscope.capture.config import CaptureConfig
 from megatron.quantscope.capture.errors import CaptureError
+from megatron.quantscope.capture.files import force_to_disk
 from megatron.quantscope.capture.folder import RUNS_FOLDER, capture_folder
 from megatron.quantscope.capture.ledger import IterationLedger, Tally
 from megatron.quantscope.capture.manifest import ManifestWriter, manifest_path
 from megatron.quantscope.capture.pt_store import PtStore, WeightChains
 from megatron.quantscope.capture.record import PT
-from megatron.quantscope.capture.rows import Row, RowWriter
+from megatron.quantscope.capture.rows import BLOCK, Row, RowWriter
 from megatron.quantscope.capture.run_record import remove_run_record
 from megatron.quantscope.capture.segments import Segments
 from megatron.quantscope.capture.site import Shown
@@ -44,9 +45,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_FOLDERS_OF_A_RUN = 4  # DIR/<quant_type>/runs/<run_id>: whose names a power cut must not take
 _ROWS_A_SITE = 9  # at most, a micro-batch: an attention's, with its probabilities
 _MEASURED_BATCH = 32  # rows without a copy that are handed over at once: waking a thread costs more than one row
-_MEASURED_BYTES = 8192  # what a row without a copy takes until it is written, on average; bounds how many wait
+_MEASURED_BYTES = 8192  # what a row without a copy takes until it is written, beside its map of block exponents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +91,9 @@ class TensorSink:
             self._manifest = ManifestWriter(
                 manifest_path(settings.folder / RUNS_FOLDER / settings.run_id, settings.rank)
             )
+            if config.fsync:
+                for folder in list(self._manifest.path.parents)[:_FOLDERS_OF_A_RUN]:
+                    force_to_disk(folder)
         self._arena = HostArena(config.host_memory_bytes)
         self._snapshots = Snapshots(self._arena)
         self._statistics = StatisticsIntake(config.host_memory_bytes)
@@ -138,8 +143,7 @@ class TensorSink:
             self._shown.clear()
             if self.failed or self._closed:
                 return
-            self._statistics.transfer()
-            self._hand_over(everything=True)
+            self._send_measured()
             self._ledger.announce_end(iteration)
             self._writer.submit(lambda: self._end(iteration, scalars))
 
@@ -184,12 +188,14 @@ class TensorSink:
         """May be called again when an interrupt has ended it halfway."""
         with self._entry:
             self._closed = True
-            self._statistics.transfer()
-            self._hand_over(everything=True)
+            self._send_measured()
         self._writer.close()
+        unfinished = self._ledger.unfinished
         self._finish_the_rest()
+        if unfinished and reason is None:
+            reason = f"the training ended within iteration {unfinished[0]}"
         if self._manifest is not None:
-            if reason is not None:
+            if reason is not None and not self.failed:
                 self._note("stopped", {"reason": reason})
             elif not self.failed:
                 self._note("closed", vars(self._ledger.total))
@@ -232,10 +238,19 @@ class TensorSink:
 
     def _measured(self, tensor: torch.Tensor, shown: Shown) -> dict[str, Any]:
         measured = self._statistics.measure(tensor)
-        if not self._arena.has_room(_MEASURED_BYTES):
+        size = _MEASURED_BYTES + tensor.numel() // BLOCK
+        if not self._arena.has_room(size):
             self._statistics.transfer()  # the rows that hold the room may wait for it
             self._hand_over(everything=True)
-        return {"measured": measured, "lease": self._arena.take(_MEASURED_BYTES)}
+        return {"measured": measured, "lease": self._arena.take(size)}
+
+    def _send_measured(self) -> None:
+        """Hand over every row that was only measured, on a device or here."""
+        try:
+            self._statistics.transfer()
+        except Exception as error:  # a device's, of whatever kind; training has to go on
+            self.fail(error)
+        self._hand_over(everything=True)
 
     def _hand_over(self, *rows: Row, everything: bool = False) -> None:
         """Submit rows, and those before them, in batches, or `everything` that can be written.

@@ -23,6 +23,7 @@ from types import FrameType
 log = logging.getLogger(__name__)
 
 _SIGNAL = signal.SIGTERM
+_FLUSH_S = 20.0  # launchers send SIGKILL after 30
 _MAIN_THREAD_S = 1.0  # what the main thread gets after the flush to end the process by the signal
 _EXIT_CODE_OF_SIGNALS = 128  # plus the signal's number
 _STOP = b"\0"  # on the pipe: no signal has the number 0
@@ -71,16 +72,17 @@ class TerminationWatch:
         _, writing = self._pipe
         self._pipe = None
         self._flush = _nothing  # the hook of forks keeps this object, and would keep the session
-        signal.set_wakeup_fd(-1)
-        if signal.getsignal(_SIGNAL) == self._in_main_thread:
-            signal.signal(_SIGNAL, signal.SIG_DFL)
+        self._let_go(writing)
         os.write(writing, _STOP)
         os.close(writing)
 
     def _watch(self, reading: int) -> None:
         while (number := os.read(reading, 1)) and number != _STOP:
             if number[0] == _SIGNAL and signal.getsignal(_SIGNAL) == self._in_main_thread:
-                self._flush_once()
+                threading.Thread(target=self._flush_once, name="capture-flush", daemon=True).start()
+                if not self._flushed.wait(_FLUSH_S):  # a copy from a device that hangs never arrives
+                    log.error("what was collected last did not reach the disk within %g s", _FLUSH_S)
+                    self._flushed.set()
                 os.kill(os.getpid(), _SIGNAL)
                 time.sleep(_MAIN_THREAD_S)
                 os._exit(_EXIT_CODE_OF_SIGNALS + _SIGNAL)
@@ -102,8 +104,16 @@ class TerminationWatch:
     def _forget(self) -> None:
         """In a forked child: its SIGTERM is its own."""
         if self._pipe is not None:
+            _, writing = self._pipe
             self._pipe = None
-            signal.set_wakeup_fd(-1)
+            self._let_go(writing)
+
+    def _let_go(self, writing: int) -> None:
+        """Take back what is still ours of the process's handling of signals."""
+        current = signal.set_wakeup_fd(-1)
+        if current not in (-1, writing):
+            signal.set_wakeup_fd(current)
+        if signal.getsignal(_SIGNAL) == self._in_main_thread:
             signal.signal(_SIGNAL, signal.SIG_DFL)
 
 

@@ -95,13 +95,12 @@ def _check_others(root: Path, folders: list[Path], report: Report) -> None:
 
 
 def _check_folder(folder: Path, runs: list[RunFolder], run: str | None, report: Report) -> None:
-    sizes = list_folder(folder).sizes
+    checks = [RunCheck(folder, each, report) for each in runs if run is None or each.run_id == run]
+    sizes = list_folder(folder).sizes  # after the manifests, which may still grow: a file is there before its line
     listed = set()
-    for each in runs:
-        if run is None or each.run_id == run:
-            check = RunCheck(folder, each, sizes, report)
-            check.check()
-            listed |= check.tensor_files
+    for check in checks:
+        check.check(sizes)
+        listed |= check.tensor_files
     if run is None:
         for name in sorted(sizes.keys() - listed):
             _check_bare(folder / name, sizes[name], report)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,10 @@ class RunCheck:
         report: Where findings go.
     """
 
-    def __init__(self, folder: Path, run: RunFolder, sizes: Mapping[str, int], report: Report) -> None:
+    def __init__(self, folder: Path, run: RunFolder, report: Report) -> None:
         self._folder = folder
         self._run = run
-        self._sizes = sizes
+        self._sizes: Mapping[str, int] = {}
         self._report = report
         self._manifests = run.manifests()
 
@@ -49,8 +49,9 @@ class RunCheck:
         """The files of the type folder that belong to the run."""
         return {name for manifest in self._manifests for name in manifest.tensor_files}
 
-    def check(self) -> None:
-        """Find everything that is wrong."""
+    def check(self, sizes: Mapping[str, int]) -> None:
+        """Find everything that is wrong; `sizes` of the type folder's files, listed after the manifests were read."""
+        self._sizes = sizes
         files = self._run.files
         for name in sorted(files.unfinished):
             self._report.find(UNFINISHED, self._run.path / name, "of a run that was killed or still goes on")
@@ -84,8 +85,9 @@ class RunCheck:
             self._report.find(UNCOMMITTED, path, f"iteration {iteration} was not completed: {count} rows are there")
         if not manifest.ends:
             self._report.find(UNFINISHED, path, "the run was killed or still goes on: its end is not there")
+        counted = _counts(manifest)
         for iteration, commit in manifest.commits.items():
-            there = _counts(manifest, iteration)
+            there = counted[iteration]
             for name in _COUNTED:
                 said = commit.get(name, there[name])
                 if said != there[name]:
@@ -143,14 +145,20 @@ def _labels(manifest: Manifest, line: Mapping[str, Any]) -> dict[str, str]:
 
 def _ranks(info: Mapping[str, Any]) -> set[int]:
     """The ranks that kept anything, by `run.json`."""
-    capture = info.get("capture") or {}
-    kept = TensorFilter(ranks=(capture.get("filter") or {}).get("ranks"))
-    return {rank for rank in range(info.get("world_size") or 0) if kept.keeps_rank(rank)}
+    world_size, capture = info.get("world_size"), info.get("capture")
+    try:
+        kept = TensorFilter(ranks=((capture or {}).get("filter") or {}).get("ranks"))
+        return {rank for rank in range(world_size or 0) if kept.keeps_rank(rank)}
+    except (AttributeError, TypeError, ValueError):  # not as this tool writes them
+        return set()
 
 
-def _counts(manifest: Manifest, iteration: int) -> dict[str, int]:
-    """What the lines of an iteration come to, as a commit counts."""
-    rows = [row for row in manifest.rows if row["iteration"] == iteration]
-    files = [row["bytes"] for row in rows if row["store"] == PT and not row["reference"]]
-    files += [entry["bytes"] for entry in manifest.segments.values() if entry["iteration"] == iteration]
-    return {"rows": len(rows), "files": len(files), "bytes": sum(files)}
+def _counts(manifest: Manifest) -> Mapping[int, Counter[str]]:
+    """What the lines of each iteration come to, as a commit counts."""
+    counts = defaultdict[int, Counter[str]](Counter)
+    for row in manifest.rows:
+        of_its_own = row["store"] == PT and not row["reference"]
+        counts[row["iteration"]].update(rows=1, files=of_its_own, bytes=row["bytes"] * of_its_own)
+    for segment in manifest.segments.values():
+        counts[segment["iteration"]].update(files=1, bytes=segment["bytes"])
+    return counts

@@ -70,8 +70,9 @@ class TestBudget:
     def test_it_is_shared_by_the_ranks(self, open_session, save_format):
         parallel = ParallelCoordinates(dp_size=4)
         session = open_session(parallel=parallel, control_iter=0, budget_bytes=240_000, save_format=save_format)
+        site = session.site(**LINEAR)  # the header of a segment has room for every site
         for iteration in range(50):
-            run_iteration(session, iteration)
+            run_iteration(session, iteration, site=site)
         session.close()
         assert 0 < written(session) <= 60_000
 

@@ -146,8 +146,11 @@ class TestDisk:
 
     @pytest.mark.slow
     def test_a_file_larger_than_what_one_write_takes(self, open_session, save_format):
-        session, size = open_session(save_format=save_format, host_memory_bytes=1 << 20), (1 << 31) + 1000
-        tensor = torch.zeros(size, dtype=torch.uint8)
+        session, size = (
+            open_session(save_format=save_format, host_memory_bytes=1 << 20),
+            (1 << 30) + 1000,
+        )  # elements of two bytes
+        tensor = torch.zeros(size, dtype=torch.bfloat16)
         tensor[-1] = 7
         session.begin_iteration(0)
         session.begin_micro_batch(0, [0])

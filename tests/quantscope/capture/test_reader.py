@@ -178,7 +178,10 @@ class TestRuns:
         show_forward(session.site(**LINEAR).tap(), linear_tensors())
         session.close()
         capture = open_capture(session.config.directory)
-        assert capture.problems == ["mxfp8/iteration 1 of rank 0 was not completed: 3 tensors of it are there"]
+        assert capture.problems == [
+            "mxfp8/manifest_rank0.jsonl: collecting ended early: the training ended within iteration 1",
+            "mxfp8/iteration 1 of rank 0 was not completed: 3 tensors of it are there",
+        ]
         assert [record.committed for record in capture.records] == [True] * ROWS_A_PASS + [False] * 3
 
 

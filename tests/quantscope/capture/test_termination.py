@@ -101,7 +101,8 @@ def test_somebody_else_s_handler_is_left_alone(children, tmp_path, when):
     assert status == 7
     assert {"handled": signal.SIGTERM} in said
     check(tmp_path, last_ended(before, said))
-    assert [kind for kind, _ in ends_of(tmp_path)] == ["closed"]  # at the interpreter's end
+    [(kind, reason)] = ends_of(tmp_path)  # at the interpreter's end
+    assert kind == "closed" or "the training ended within iteration" in reason
 
 
 @pytest.mark.parametrize("kind", ["pt", "segment"])
