@@ -57,9 +57,11 @@ class Children:
 
     def end(self):
         """Wait for the child's end: its exit code, or minus the signal's number; and all it said."""
-        said = []
+        said, end = [], time.monotonic() + PATIENCE_S
         while "status" not in (line := self._next()):
             said.append(line)
+            if time.monotonic() > end:  # it still talks, and does not end
+                os.kill(self._pid, signal.SIGKILL)
         return line["status"], said
 
     def close(self):
@@ -268,6 +270,7 @@ def serve():
     import torch
 
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that it is ignored
     _load_all()
     for line in sys.stdin:
         name, directory, options = json.loads(line)
