@@ -77,7 +77,7 @@ def micro_batches(args: argparse.Namespace, dataset: Dataset | None, *, consumed
         persistent_workers=workers > 0,
         generator=torch.Generator(),  # else starting to read would move the generator that dropout draws from
     )
-    documents = getattr(dataset, "documents", None)
+    documents = getattr(dataset, "documents", None) if args.save_tensors else None
     for samples in loader:
         indices = samples.pop("sample_index").tolist()
         yield MicroBatch(

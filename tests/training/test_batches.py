@@ -98,10 +98,12 @@ class OddAndEven:
         return (index, 2 * index)
 
 
-def test_samples_bring_their_documents(read):
-    batch = next(read(8, dataset=Counting(8, OddAndEven()), consumed=2, micro_batch_size=2))
+def test_samples_bring_their_documents_where_tensors_are_kept(read):
+    dataset = Counting(8, OddAndEven())
+    batch = next(read(8, dataset=dataset, consumed=2, micro_batch_size=2, save_tensors=True))
     assert batch.document_ids == ((2, 4), (3, 6))
-    assert next(read(8)).document_ids == ()
+    assert next(read(8, dataset=dataset)).document_ids == ()
+    assert next(read(8, save_tensors=True)).document_ids == ()
 
 
 class Masked(Counting):

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from megatron.quantscope.capture.errors import CaptureError
+
 TEMPORARY_PREFIX = ".writing-"
 
 _PROCESS = secrets.token_hex(4)  # tells hosts that share a directory apart; the pid tells forks apart
@@ -131,3 +133,15 @@ def force_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def force_names_to_disk(folder: Path) -> None:
+    """`force_to_disk` of the names in a folder.
+
+    Raises:
+        CaptureError: when the system can not promise that.
+    """
+    try:
+        force_to_disk(folder)
+    except OSError as error:
+        raise CaptureError(f"can not write {folder}: {error.strerror or error}") from error

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megatron.quantscope.capture.budget import Budget
-from megatron.quantscope.capture.errors import CaptureError
-from megatron.quantscope.capture.files import ByteCounter, force_to_disk, save_tensor_file
+from megatron.quantscope.capture.files import ByteCounter, force_names_to_disk, save_tensor_file
 from megatron.quantscope.capture.folder import CaptureFolder
 from megatron.quantscope.capture.names import CaptureName
 from megatron.quantscope.capture.plain import to_json
@@ -110,10 +109,7 @@ class PtStore:
         Raises:
             CaptureError: when the system can not promise that.
         """
-        try:
-            force_to_disk(self._folder.path)
-        except OSError as error:
-            raise CaptureError(f"can not write {self._folder.path}: {error.strerror or error}") from error
+        force_names_to_disk(self._folder.path)
 
     def _write(self, tensor: torch.Tensor, metadata: dict[str, Any], name: CaptureName, fingerprint: str) -> StoredFile:
         estimate = size_of(tensor) + _FILE_OVERHEAD + _PICKLE_TO_JSON * len(to_json(metadata))

@@ -223,9 +223,12 @@ def measured(tensor: torch.Tensor, *, blocks: bool) -> Measured:
     from megatron.quantscope import formats
 
     try:
-        return formats.measure_blocks(tensor, block=BLOCK) if blocks else (formats.measure(tensor), None)
+        if not blocks:
+            return formats.measure(tensor), None
+        statistics, exponents = formats.measure_blocks(tensor, block=BLOCK)
     except TypeError:
         return None, None
+    return statistics, exponents.cpu()
 
 
 def name_of(metadata: TensorMetadata, counter: int) -> CaptureName:

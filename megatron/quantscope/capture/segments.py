@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from megatron.quantscope.capture.budget import Budget
 from megatron.quantscope.capture.errors import CaptureError
-from megatron.quantscope.capture.files import force_to_disk
+from megatron.quantscope.capture.files import force_names_to_disk
 from megatron.quantscope.capture.hashing import bytes_of
 from megatron.quantscope.capture.segment_file import SEGMENT_SUFFIX
 from megatron.quantscope.capture.segment_writer import SegmentWriter
@@ -137,7 +137,7 @@ class Segments:
                 self._lose(writers[len(closed) :])
                 raise CaptureError(f"can not write {writer.path}: {error.strerror or error}") from error
         if closed and self._fsync and not self._dry:
-            self._force_names_to_disk()
+            force_names_to_disk(self._folder)
         return closed
 
     def discard(self) -> None:
@@ -152,12 +152,6 @@ class Segments:
         """Whether the bytes could not be written, also for a row that refers to them."""
         with self._lock:
             return place.file in self._lost_files or (place.file, place.offset) in self._lost
-
-    def _force_names_to_disk(self) -> None:
-        try:
-            force_to_disk(self._folder)
-        except OSError as error:
-            raise CaptureError(f"can not write {self._folder}: {error.strerror or error}") from error
 
     def _lose(self, writers: list[SegmentWriter]) -> None:
         with self._lock:

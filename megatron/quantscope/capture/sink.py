@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from megatron.quantscope.capture.arena import HostArena
 from megatron.quantscope.capture.budget import Budget
 from megatron.quantscope.capture.config import CaptureConfig
 from megatron.quantscope.capture.errors import CaptureError
-from megatron.quantscope.capture.files import force_to_disk
+from megatron.quantscope.capture.files import force_names_to_disk
 from megatron.quantscope.capture.folder import RUNS_FOLDER, capture_folder
 from megatron.quantscope.capture.ledger import IterationLedger, Tally
 from megatron.quantscope.capture.manifest import ManifestWriter, manifest_path
@@ -93,7 +94,7 @@ class TensorSink:
             )
             if config.fsync:
                 for folder in list(self._manifest.path.parents)[:_FOLDERS_OF_A_RUN]:
-                    force_to_disk(folder)
+                    force_names_to_disk(folder)
         self._arena = HostArena(config.host_memory_bytes)
         self._snapshots = Snapshots(self._arena)
         self._statistics = StatisticsIntake(config.host_memory_bytes)
@@ -237,8 +238,10 @@ class TensorSink:
         return {**vars(copy), "link": link}
 
     def _measured(self, tensor: torch.Tensor, shown: Shown) -> dict[str, Any]:
+        from megatron.quantscope.formats.block_exponents import map_shape
+
         measured = self._statistics.measure(tensor)
-        size = _MEASURED_BYTES + tensor.numel() // BLOCK
+        size = _MEASURED_BYTES + prod(map_shape(tensor, BLOCK))
         if not self._arena.has_room(size):
             self._statistics.transfer()  # the rows that hold the room may wait for it
             self._hand_over(everything=True)

@@ -49,8 +49,7 @@ def measure_blocks(tensor: Tensor, *, block: int = MX_BLOCK) -> tuple[TensorStat
         raise ValueError(f"block is {block}: a block has at least one element")
     x = tensor.detach().contiguous()
     rows = x.view(1) if x.dim() == 0 else x
-    shape = (*rows.shape[:-1], -(-rows.shape[-1] // block))
-    fields = torch.empty(shape, dtype=torch.uint8, device=x.device)
+    fields = torch.empty(map_shape(x, block), dtype=torch.uint8, device=x.device)
     if block == MX_BLOCK and x.device.type == "cpu" and x.numel() and BACKENDS["cpp"].lacks() is None:
         from megatron.quantscope.formats import cpp_measure
 
@@ -65,6 +64,11 @@ def measure_blocks(tensor: Tensor, *, block: int = MX_BLOCK) -> tuple[TensorStat
     if x.numel():
         _map(rows, fields, block)
     return statistics, fields
+
+
+def map_shape(x: Tensor, block: int = MX_BLOCK) -> tuple[int, ...]:
+    """The shape of the map of a tensor's blocks: ceil(n / block) for the n elements of the last dimension."""
+    return (*x.shape[:-1], -(-x.shape[-1] // block)) if x.dim() else (1,)
 
 
 def block_counts(fields: Tensor) -> dict[int, int]:

@@ -24,6 +24,7 @@ import torch
 import triton
 from torch import Tensor
 
+from megatron.quantscope.formats.block_exponents import map_shape
 from megatron.quantscope.formats.catalog import MX_BLOCK
 from megatron.quantscope.formats.exact import ExactSum
 from megatron.quantscope.formats.statistics import TensorStatistics
@@ -203,11 +204,6 @@ def statistics_and_blocks_of(x: Tensor) -> tuple[TensorStatistics, Tensor]:
     """The statistics and the map of one tensor; waits for them. The map stays on the device."""
     statistics, fields = _measured(x, blocks=True)
     return statistics, fields.view(map_shape(x))
-
-
-def map_shape(x: Tensor) -> tuple[int, ...]:
-    """The shape of the map of a tensor's blocks of 32."""
-    return (*x.shape[:-1], triton.cdiv(x.shape[-1], MX_BLOCK)) if x.dim() else (1,)
 
 
 def statistics_of_row(row: Tensor, count: int, filled: int) -> TensorStatistics:
