@@ -15,13 +15,18 @@ ALLOWED = {
     "megatron.quantscope.flags": set(),
     "megatron.quantscope.formats": {"megatron.quantscope.flags", "megatron.quantscope.cache"},
     "megatron.quantscope.gemm": {"megatron.quantscope.flags", "megatron.quantscope.formats"},
-    "megatron.quantscope.capture": {"megatron.quantscope.flags", "megatron.quantscope.formats"},
+    "megatron.quantscope.capture": {
+        "megatron.quantscope.flags",
+        "megatron.quantscope.formats",
+        "megatron.quantscope.columns",
+    },
     "megatron.quantscope.analysis": {
         "megatron.quantscope.flags",
         "megatron.quantscope.formats",
         "megatron.quantscope.capture",
     },
     "megatron.quantscope.report": {
+        "megatron.quantscope.columns",
         "megatron.quantscope.flags",
         "megatron.quantscope.formats",
         "megatron.quantscope.capture",

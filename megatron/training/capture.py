@@ -24,6 +24,7 @@ from megatron.quantscope.capture import (
     Schedule,
     new_run_id,
 )
+from megatron.quantscope.columns import aligned
 from megatron.quantscope.flags.quantization import UNQUANTIZED
 from megatron.quantscope.gemm import QuantConfig
 from megatron.training.console import print_rank_0
@@ -176,8 +177,4 @@ def _shared_run_id() -> str:
 
 def print_table(rows: list[tuple[str, ...]], *, numbers: Collection[int] = ()) -> None:
     """Print rows of cells in columns, on the first rank; the columns of `numbers` end on one line."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    aligns = [str.rjust if column in numbers else str.ljust for column in range(len(widths))]
-    for row in rows:
-        cells = (align(cell, width) for align, cell, width in zip(aligns, row, widths, strict=True))
-        print_rank_0("  ".join(cells).rstrip())
+    print_rank_0(aligned(rows, right=numbers))

@@ -33,12 +33,10 @@ def check(options: Options) -> Given | None:
     Raises:
         BadInput: One line for the first thing that is wrong.
     """
-    if options.mode == BOTH and DRY_RUN in options.trainer_arguments:
+    if options.mode == BOTH and DRY_RUN in options.passed_on:
         raise BadInput(f"both draws what it collects, and {DRY_RUN} collects nothing: use collect")
     if options.mode != VISUALIZE:
         return collection.check(_collecting(options))
-    if options.trainer_arguments:
-        raise BadInput(f"visualize starts no trainer: leave out {options.trainer_arguments[0]} and what follows")
     _capture(options)
     return None
 
@@ -85,6 +83,8 @@ def _visualize(options: Options) -> int:
     command += ["--output_dir", str(options.output_dir)]
     if options.max_workers is not None:
         command += ["--max_workers", str(options.max_workers)]
+    if options.mode == VISUALIZE:
+        command += options.passed_on
     with RunningProgram(command) as program:
         while program.lines(WAIT_SECONDS) is not None:
             pass

@@ -1,8 +1,8 @@
 """The command lines of run_tensor_collection.sh and run_tensor_draw.sh.
 
 Both take `[MODE] [TYPE]` as words, the same as `--mode MODE --quant-type TYPE`, and one table of flags; what stands
-after `--` goes to the trainer as it is. Only the standard library is needed to parse, so that --help and wrong usage
-answer before anything is set up.
+after `--` goes to the trainer as it is, or to the visualizer where that alone runs. Only the standard library is needed
+to parse, so that --help and wrong usage answer before anything is set up.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from script.driver.flags import DEFAULT_DRAW_DIRECTORY, DEFAULT_TYPE, FLAGS, any
 BATCH_TYPES = ("bf16", "fp16", "mxfp8", "mxfp4", "hifp8")
 TYPE_VARIABLE = "CUSTOM_QUANT_TYPE"
 DIRECTORY_VARIABLE = "TENSOR_SAVE_DIR"
-TRAINER_SEPARATOR = "--"
+SEPARATOR = "--"
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,12 @@ class Mode:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """One of the two programs: its name, what it does, and its modes, the default first."""
+    """One of the two programs: its name, what it does, its modes, the default first, and what may follow `--`."""
 
     name: str
     help: str
     modes: tuple[Mode, ...]
+    passed_on: str = "flags of the trainer"
 
     @property
     def mode_names(self) -> tuple[str, ...]:
@@ -64,6 +65,7 @@ DRAW = Program(
         Mode("collect", "as run_tensor_collection.sh single"),
         Mode("both", "collect, then draw"),
     ),
+    passed_on="flags of the trainer; with visualize those of tensor_visualizer.py",
 )
 
 
@@ -74,7 +76,7 @@ class Options:
     Attributes:
         quant_type: None: not given by hand.
         default_type: What holds where one is needed and none was given: the environment's, else mxfp8.
-        trainer_arguments: What stood after `--`.
+        passed_on: What stood after `--`.
         (the others): As the flags of the same name.
     """
 
@@ -93,7 +95,7 @@ class Options:
     stall_timeout: float
     max_workers: int | None
     verbose: bool
-    trainer_arguments: tuple[str, ...] = ()
+    passed_on: tuple[str, ...] = ()
 
 
 class _Parser(Parser):
@@ -103,7 +105,7 @@ class _Parser(Parser):
         modes = "\n".join(f"  {mode.name:<10} {mode.help}" for mode in program.modes)
         super().__init__(
             prog=program.name,
-            usage=f"{program.name} [{'|'.join(program.mode_names)}] [TYPE] [options] [-- flags of the trainer]",
+            usage=f"{program.name} [{'|'.join(program.mode_names)}] [TYPE] [options] [-- {program.passed_on}]",
             description=f"{program.help}\n\nmodes (default {program.mode_names[0]}):\n{modes}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
@@ -118,7 +120,7 @@ class _Parser(Parser):
 
 def parse(program: Program, argv: Sequence[str]) -> Options:
     """Read a command line; wrong usage exits with 2 and one line, --help with 0."""
-    own, trainer = _split(argv)
+    own, passed_on = _split(argv)
     parser = _Parser(program)
     given = parser.parse_intermixed_args(own)
     word_mode, word_type = _words(parser, program, given.words)
@@ -143,7 +145,7 @@ def parse(program: Program, argv: Sequence[str]) -> Options:
         stall_timeout=given.stall_timeout,
         max_workers=given.max_workers,
         verbose=given.verbose,
-        trainer_arguments=trainer,
+        passed_on=passed_on,
     )
 
 
@@ -154,9 +156,9 @@ def usage_error(program: Program, message: str) -> NoReturn:
 
 def _split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     words = list(argv)
-    if TRAINER_SEPARATOR not in words:
+    if SEPARATOR not in words:
         return words, ()
-    at = words.index(TRAINER_SEPARATOR)
+    at = words.index(SEPARATOR)
     return words[:at], tuple(words[at + 1 :])
 
 

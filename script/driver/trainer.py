@@ -87,7 +87,7 @@ def file_inputs(
 
 def flags(options: Options, quant_type: str, inputs: Inputs) -> tuple[str, ...]:
     """The trainer's whole command line after the program's name."""
-    own = build_parser().parse_known_args([*TRAINING, *options.trainer_arguments])[0]
+    own = build_parser().parse_known_args([*TRAINING, *options.passed_on])[0]
     model_parallel = own.tensor_model_parallel_size * own.pipeline_model_parallel_size
     samples = own.micro_batch_size * max(1, options.nproc // model_parallel) * options.collect_micro_batches
     return (
@@ -98,7 +98,7 @@ def flags(options: Options, quant_type: str, inputs: Inputs) -> tuple[str, ...]:
         *("--quant-type", quant_type, "--save-tensors", "--tensor-save-dir", str(options.tensor_dir)),
         *("--control-iter", str(options.control_iter)),
         *("--collect-micro-batches", str(options.collect_micro_batches)),
-        *options.trainer_arguments,
+        *options.passed_on,
     )
 
 
@@ -115,7 +115,7 @@ def check_flags(options: Options) -> None:
         BadInput: One line for a flag that is unknown or can not be honoured, or a world size that does not fit.
     """
     try:
-        given, unknown = build_parser().parse_known_args(list(options.trainer_arguments))
+        given, unknown = build_parser().parse_known_args(list(options.passed_on))
     except UsageError as error:
         raise BadInput(f"flags of the trainer: {error}") from error
     if unknown:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megatron.quantscope.capture.errors import CaptureError
+from megatron.quantscope.columns import aligned
 
 if TYPE_CHECKING:
     from megatron.quantscope.capture.run_folder import RunFolder
@@ -57,11 +58,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _verify(options: argparse.Namespace) -> int:
+def run_verify(options: argparse.Namespace) -> int:
+    """Check the capture `options.directory`, of the run `options.run` or of all, and say what is wrong with it."""
     from megatron.quantscope.capture.verify import verify
 
     result = verify(options.directory, options.run)
-    _print_columns([(finding.kind, f"{finding.file}: {finding.message}") for finding in result.findings])
+    if result.findings:
+        print(aligned((finding.kind, f"{finding.file}: {finding.message}") for finding in result.findings))
     wrong = len(result.findings)
     print(
         f"{result.ok:,} rows and {result.bytes:,} bytes are as they were written, "
@@ -89,7 +92,7 @@ def _list(options: argparse.Namespace) -> int:
         raise CaptureError(f"can not read {error.filename or root}: {error.strerror or error}") from error
     if not lines:
         raise CaptureError(f"no runs in {root}")
-    _print_columns([_COLUMNS, *lines])
+    print(aligned([_COLUMNS, *lines]))
     return DONE
 
 
@@ -114,14 +117,6 @@ def _run_line(folder: Path, run: RunFolder) -> tuple[str, ...]:
     )
 
 
-def _print_columns(rows: Iterable[Sequence[str]]) -> None:
-    """Every column as wide as its widest cell."""
-    rows = list(rows)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
 _CAPTURE = "a capture: a directory of type folders, or one type folder"
 _RUN_HELP = {
     "verify": "check this run alone (default: all runs, and that there is nothing else)",
@@ -130,7 +125,7 @@ _RUN_HELP = {
 _Command = tuple[Callable[[argparse.Namespace], int], str, dict[str, str]]
 _COMMANDS: dict[str, _Command] = {
     "list": (_list, "list the runs of a capture", {"directory": _CAPTURE}),
-    "verify": (_verify, "name every damaged, missing or foreign file of a capture", {"directory": _CAPTURE}),
+    "verify": (run_verify, "name every damaged, missing or foreign file of a capture", {"directory": _CAPTURE}),
     "export": (
         _export,
         "write a capture as one file a tensor, as --tensor-save-format pt does",

@@ -9,10 +9,9 @@ from typing import Any
 
 from megatron.quantscope.capture.errors import CaptureUsageError
 from megatron.quantscope.capture.metadata import OPERATIONS, TENSOR_NAMES
+from megatron.quantscope.capture.ranges import Ranges, in_ranges, parse_ranges
 
 LM_HEAD, LINEAR = "output_layer", "linear"  # by far the largest GEMM: kept only when the filter's modules name it
-
-Ranges = tuple[tuple[int, int], ...]  # first and last, both included
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +54,7 @@ class TensorFilter:
 
     def keeps_rank(self, rank: int) -> bool:
         """Whether anything of this rank is kept."""
-        return _in_ranges(self.ranks, rank)
+        return self.ranks is None or in_ranges(self.ranks, rank)
 
     def keeps_module(self, module: str, layer_idx: int | None, layer_type: str = LINEAR) -> bool:
         """Whether anything of a module is kept; of the LM head its GEMM is only where `modules` matches it."""
@@ -63,7 +62,7 @@ class TensorFilter:
             named = (_last_part(module), layer_type) != (LM_HEAD, LINEAR)
         else:
             named = any(fnmatchcase(name, p) for p in self.modules for name in (module, _last_part(module)))
-        return named and (self.layers is None or (layer_idx is not None and _in_ranges(self.layers, layer_idx)))
+        return named and (self.layers is None or (layer_idx is not None and in_ranges(self.layers, layer_idx)))
 
     def keeps_tensor(self, operation: str, tensor_name: str) -> bool:
         """Whether one tensor of a kept module is kept."""
@@ -80,20 +79,12 @@ def _last_part(module: str) -> str:
     return module.rpartition(".")[2]
 
 
-def _in_ranges(ranges: Ranges | None, number: int) -> bool:
-    return ranges is None or any(first <= number <= last for first, last in ranges)
-
-
 def _ranges(key: str, values: Sequence[str]) -> Ranges:
     """`0-3` and `10` as ranges."""
-    found = []
-    for value in values:
-        first, _, last = value.partition("-")
-        last = last or first
-        if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) and not value.endswith("-")):
-            raise CaptureUsageError(f"--tensor-filter {key}={value} is not allowed: give numbers such as 0-3,10")
-        found.append((int(first), int(last)))
-    return tuple(found)
+    try:
+        return parse_ranges(",".join(values))
+    except ValueError as error:
+        raise CaptureUsageError(f"--tensor-filter {key}={error} is not allowed: give numbers such as 0-3,10") from None
 
 
 def _patterns(key: str, values: Sequence[str]) -> tuple[str, ...]:

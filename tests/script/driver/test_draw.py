@@ -39,6 +39,12 @@ def test_visualize_one_type_elsewhere(fake_visualizer, tmp_path):
     assert fake_visualizer() == ["--tensor_dir", *there]
 
 
+def test_visualize_passes_on_what_follows_two_hyphens(fake_visualizer, tmp_path):
+    (tmp_path / "logs").mkdir()
+    assert draw.main(["visualize", "--tensor-dir", "logs", "--", "--only", "heatmaps", "--layer", "0-3"]) == 0
+    assert fake_visualizer()[-4:] == ["--only", "heatmaps", "--layer", "0-3"]
+
+
 def test_the_exit_code_is_the_visualisers(fake_visualizer, tmp_path):
     (tmp_path / "enhanced_tensor_logs").mkdir()
     fake_visualizer(exit_code=1)
@@ -50,7 +56,6 @@ def test_the_exit_code_is_the_visualisers(fake_visualizer, tmp_path):
     [
         (["visualize", "--tensor-dir", "nowhere"], "nowhere does not exist"),
         (["visualize", "hifp8", "--tensor-dir", "logs"], "has no hifp8; there: bf16, mxfp4"),
-        (["visualize", "--tensor-dir", "logs", "--", "--lr", "1"], "leave out --lr"),
         (["both", "--data-path", "nowhere"], "is no data"),
         (["both", "--", "--tensor-dry-run"], "both draws what it collects, and --tensor-dry-run collects nothing"),
     ],

@@ -55,7 +55,7 @@ def test_environment_stands_behind_what_is_set_by_hand(tmp_path, monkeypatch):
 def test_what_follows_the_dashes_goes_to_the_trainer():
     options = parse(COLLECTION, ["quick", "--", "--lr", "1e-3", "--", "single"])
     assert options.mode == "quick"
-    assert options.trainer_arguments == ("--lr", "1e-3", "--", "single")
+    assert options.passed_on == ("--lr", "1e-3", "--", "single")
 
 
 @pytest.mark.parametrize(
