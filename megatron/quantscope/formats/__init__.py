@@ -13,9 +13,11 @@ from megatron.quantscope.formats.records import Band, Format
 
 if TYPE_CHECKING:
     from megatron.quantscope.formats.block_exponents import block_counts, measure_blocks
+    from megatron.quantscope.formats.blocks import BlockCounts, count_blocks
+    from megatron.quantscope.formats.damage import FormatDamage
     from megatron.quantscope.formats.dispatch import fake_quantize, fake_quantize_both
     from megatron.quantscope.formats.encoding import Quantized, dequantize, quantize
-    from megatron.quantscope.formats.errors import BlockFigures, FormatStatistics, measure_format
+    from megatron.quantscope.formats.errors import BlockFigures, FormatStatistics, measure_format, measure_formats
     from megatron.quantscope.formats.measuring import measure
     from megatron.quantscope.formats.patterns import bit_pattern_counts
     from megatron.quantscope.formats.statistics import TensorStatistics, merge
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 _LAZY = {
     "block_counts": "block_exponents",
     "measure_blocks": "block_exponents",
+    "BlockCounts": "blocks",
+    "count_blocks": "blocks",
+    "FormatDamage": "damage",
     "fake_quantize": "dispatch",
     "fake_quantize_both": "dispatch",
     "Quantized": "encoding",
@@ -31,6 +36,7 @@ _LAZY = {
     "BlockFigures": "errors",
     "FormatStatistics": "errors",
     "measure_format": "errors",
+    "measure_formats": "errors",
     "measure": "measuring",
     "bit_pattern_counts": "patterns",
     "TensorStatistics": "statistics",
@@ -41,13 +47,16 @@ __all__ = [
     "ALIASES",
     "FORMATS",
     "Band",
+    "BlockCounts",
     "BlockFigures",
     "Format",
+    "FormatDamage",
     "FormatStatistics",
     "Quantized",
     "TensorStatistics",
     "bit_pattern_counts",
     "block_counts",
+    "count_blocks",
     "dequantize",
     "fake_quantize",
     "fake_quantize_both",
@@ -55,6 +64,7 @@ __all__ = [
     "measure",
     "measure_blocks",
     "measure_format",
+    "measure_formats",
     "merge",
     "quantize",
 ]

@@ -156,7 +156,7 @@ def kernels() -> ctypes.CDLL:
     """The library; `backends` has asked whether there is one."""
     loaded = library()
     assert loaded is not None
-    for name in ("qs_quantize", "qs_count", "qs_count_blocks", "qs_measure"):
+    for name in ("qs_quantize", "qs_count", "qs_count_blocks", "qs_blocks", "qs_measure"):
         getattr(loaded, name).restype = None
     loaded.qs_quantize_both.restype = ctypes.c_bool
     loaded.qs_largest.restype = ctypes.c_float

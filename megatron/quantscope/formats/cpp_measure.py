@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from megatron.quantscope.formats.cpp_backend import call_for, kernels, rule_for
+from megatron.quantscope.formats.blocks import DEPTHS, EXPONENTS, FRACTION_CLASSES, LEAST_EXPONENT, BlockCounts
+from megatron.quantscope.formats.catalog import MX_BLOCK
+from megatron.quantscope.formats.cpp_backend import Rule, call_for, kernels, rule_for
+from megatron.quantscope.formats.damage import FormatDamage
 from megatron.quantscope.formats.exact import ExactSum
 from megatron.quantscope.formats.job import Job
 from megatron.quantscope.formats.statistics import TensorStatistics
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_LEAST_EXPONENT, _EXPONENTS = -149, 277
 _LIMBS = 72
 _DIGITS = ctypes.c_uint32 * _LIMBS
 _BLOCK_FIELDS = ("amax", "error", "signal", "underflow", "saturated", "lost")
@@ -30,13 +32,24 @@ class Summary(ctypes.Structure):
         ("zero", ctypes.c_int64),
         ("nan", ctypes.c_int64),
         ("inf", ctypes.c_int64),
-        ("exponents", ctypes.c_int64 * _EXPONENTS),
+        ("exponents", ctypes.c_int64 * EXPONENTS),
         ("first", ctypes.c_int32),
         ("last", ctypes.c_int32),
         ("min", ctypes.c_float),
         ("max", ctypes.c_float),
         ("sum", _DIGITS),
         ("squares", _DIGITS),
+    ]
+
+
+class Blocks(ctypes.Structure):
+    """`BlockCounts` of cpp/blocks.h."""
+
+    _fields_ = [
+        ("zero", ctypes.c_int64),
+        ("nonfinite", ctypes.c_int64),
+        ("amax", ctypes.c_int64 * FRACTION_CLASSES * EXPONENTS),
+        ("depths", ctypes.c_int64 * DEPTHS),
     ]
 
 
@@ -47,6 +60,7 @@ class Damage(ctypes.Structure):
         ("underflow", ctypes.c_int64),
         ("saturated", ctypes.c_int64),
         ("lost", ctypes.c_int64),
+        ("dead", ctypes.c_int64),
         ("error", Exact),
     ]
 
@@ -55,23 +69,6 @@ class BlockAddresses(ctypes.Structure):
     """`BlockFigures` of cpp/errors.h."""
 
     _fields_ = [(name, ctypes.c_void_p) for name in _BLOCK_FIELDS]
-
-
-@dataclass(frozen=True)
-class Found:
-    """What `damage_of` finds.
-
-    Attributes:
-        statistics: Of the tensor.
-        underflow, saturated, lost: Elements.
-        error: Sum of the squared errors.
-    """
-
-    statistics: TensorStatistics
-    underflow: int
-    saturated: int
-    lost: int
-    error: ExactSum
 
 
 def statistics_of(x: Tensor) -> TensorStatistics:
@@ -89,29 +86,57 @@ def statistics_and_blocks_of(x: Tensor, fields: Tensor) -> TensorStatistics:
     return _statistics(summary, x.numel())
 
 
-def damage_of(x: Tensor, job: Job, block: int, figures: dict[str, Tensor]) -> Found:
-    """The statistics of a dense tensor and what a format does to it.
+def block_counts_of(x: Tensor, axis: int, depths: bool) -> BlockCounts:
+    """Count the blocks of a dense tensor that is not empty."""
+    call, found = call_for(x, axis), Blocks()
+    kernels().qs_blocks(ctypes.byref(call), ctypes.c_bool(depths), ctypes.byref(found))
+    return BlockCounts(
+        total=call.outer * -(-call.length // MX_BLOCK) * call.inner,
+        zero=found.zero,
+        nonfinite=found.nonfinite,
+        amax=np.ctypeslib.as_array(found.amax).copy(),
+        depths=np.ctypeslib.as_array(found.depths).copy() if depths else None,
+    )
+
+
+def damage_of(
+    x: Tensor, jobs: Sequence[Job], block: int, figures: Mapping[str, Tensor], *, measured: bool
+) -> tuple[TensorStatistics | None, list[FormatDamage]]:
+    """What formats do to a dense tensor, from one read of it; and its statistics if it is to be `measured`.
 
     Args:
         x: Not empty.
-        job: The format, and the axis of the blocks.
+        jobs: The formats, and the axis of the blocks; more than one only of formats with E8M0 scales.
         block: Elements of a block, also of a format that has none.
-        figures: Where to put the figures of blocks, or nothing: `amax` float32, `error` and `signal` float64,
-            `underflow`, `saturated` and `lost` uint8; each like `slabs.empty_scales`.
+        figures: Where to put the figures of the blocks of a single job, or nothing: `amax` float32, `error` and
+            `signal` float64, `underflow`, `saturated` and `lost` uint8; each like `slabs.empty_scales`.
+        measured: Whether the statistics are wanted.
     """
-    rule = rule_for(x, job)
-    rule.block = block
+    rules, damages = (Rule * len(jobs))(), (Damage * len(jobs))()
+    for place, job in enumerate(jobs):
+        rules[place] = rule_for(x, job)
+        rules[place].block = block
     addresses = BlockAddresses(**{name: t.data_ptr() for name, t in figures.items()})
-    summary, damage = Summary(), Damage()
-    arguments = (call_for(x, job.axis), rule, addresses, summary, damage)
-    kernels().qs_measure(*map(ctypes.byref, arguments))
-    return Found(
-        statistics=_statistics(summary, x.numel()),
-        underflow=damage.underflow,
-        saturated=damage.saturated,
-        lost=damage.lost,
-        error=ExactSum.of_limbs(np.ctypeslib.as_array(damage.error)),
+    call, summary = call_for(x, jobs[0].axis), Summary() if measured else None
+    kernels().qs_measure(
+        ctypes.byref(call),
+        rules,
+        len(jobs),
+        ctypes.byref(addresses),
+        None if summary is None else ctypes.byref(summary),
+        damages,
     )
+    found = [
+        FormatDamage(
+            underflow=damage.underflow,
+            saturated=damage.saturated,
+            lost=damage.lost,
+            dead_blocks=damage.dead,
+            error=ExactSum.of_limbs(np.ctypeslib.as_array(damage.error)),
+        )
+        for damage in damages
+    ]
+    return None if summary is None else _statistics(summary, x.numel()), found
 
 
 def _statistics(summary: Summary, count: int) -> TensorStatistics:
@@ -128,7 +153,7 @@ def _statistics(summary: Summary, count: int) -> TensorStatistics:
         exact_squares=ExactSum(int.from_bytes(bytes(summary.squares), "little", signed=True)),
         exponents={
             place: times
-            for place, times in enumerate(summary.exponents[first : summary.last], first + _LEAST_EXPONENT)
+            for place, times in enumerate(summary.exponents[first : summary.last], first + LEAST_EXPONENT)
             if times
         },
     )

@@ -3,6 +3,7 @@
     underflow   elements that are not zero and become zero
     saturated   other elements beyond the largest value of their block, which become that value
     lost        finite elements that become Inf or NaN
+    dead        blocks that are not all zeros and become all zeros
     error       sum of (x - q(x))^2 over the elements that are finite before and after
     SQNR        10 log10(sum x^2 / error), in dB
 
@@ -17,7 +18,7 @@ micro-batches and machines give one number in whatever order they come.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +27,8 @@ from torch import Tensor
 from megatron.quantscope.formats import slabs, torch_backend
 from megatron.quantscope.formats.backends import AUTO, BACKENDS
 from megatron.quantscope.formats.catalog import MX_BLOCK
-from megatron.quantscope.formats.exact import ZERO, ExactSum
+from megatron.quantscope.formats.damage import FormatDamage
+from megatron.quantscope.formats.exact import ExactSum
 from megatron.quantscope.formats.job import Job, make_job
 from megatron.quantscope.formats.measuring import plain_statistics
 from megatron.quantscope.formats.records import Format
@@ -34,6 +36,7 @@ from megatron.quantscope.formats.statistics import TensorStatistics, merge, sqnr
 
 _SUMS = 8  # of a block: element i goes to sum i % 8, and they are added in pairs, as in cpp/errors.h
 _ROUNDING_SLACK = 1.0 + 2.0**-20  # x * scale may come out this much above max where amax is put onto it
+_DEAD = "dead"
 _FIGURES: Mapping[str, torch.dtype] = {
     "amax": torch.float32,
     "error": torch.float64,
@@ -64,27 +67,16 @@ class BlockFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FormatStatistics:
+class FormatStatistics(FormatDamage):
     """What a tensor holds and what a format does to it; mergeable but for the figures of blocks.
 
     Attributes:
         tensor: Statistics of the tensor.
-        underflow, saturated, lost: Elements.
-        error: Sum of squared errors.
         blocks: Figures of single blocks, if they were asked for.
     """
 
     tensor: TensorStatistics
-    underflow: int = 0
-    saturated: int = 0
-    lost: int = 0
-    error: ExactSum = ZERO
     blocks: BlockFigures | None = None
-
-    @property
-    def error_squares(self) -> float:
-        """Sum of squared errors, rounded once."""
-        return float(self.error)
 
     @property
     def sqnr_db(self) -> float:
@@ -98,6 +90,7 @@ class FormatStatistics:
             underflow=self.underflow + other.underflow,
             saturated=self.saturated + other.saturated,
             lost=self.lost + other.lost,
+            dead_blocks=self.dead_blocks + other.dead_blocks,
             error=self.error + other.error,
         )
 
@@ -130,49 +123,99 @@ def measure_format(
         ValueError: Any other argument is not allowed; the message says what is.
     """
     job = make_job(x, fmt, axis=axis, scale_rule=scale_rule, saturate=saturate, amax=amax)
-    use_cpp = _use_cpp(x, job, backend)
-    x = x.detach()
-    x = (x.unsqueeze(0) if x.dim() == 0 else x) if slabs.is_dense(x) else x.contiguous()
-    block = job.fmt.block or MX_BLOCK
-    if block > torch.iinfo(torch.uint8).max:
-        raise ValueError(f"{job.fmt.name} has blocks of {block}: figures of more than 255 elements have no room")
-    wanted = _FIGURES if blocks or not use_cpp else {}  # the C++ kernels add up without them
-    figures = {name: slabs.empty_scales(x, job.axis, block, dtype) for name, dtype in wanted.items()}
+    use_cpp = _use_cpp(x, (job,), backend)
+    x, block = _dense(x), _block_of(job)
+    figures = {name: slabs.empty_scales(x, job.axis, block, kind) for name, kind in _FIGURES.items()} if blocks else {}
     record = BlockFigures(**figures) if blocks else None
     if not x.numel():
         return FormatStatistics(tensor=TensorStatistics(exponents={}), blocks=record)
     if use_cpp:
         from megatron.quantscope.formats.cpp_measure import damage_of
 
-        found = damage_of(x, job, block, figures)
-        return FormatStatistics(
-            tensor=found.statistics,
-            underflow=found.underflow,
-            saturated=found.saturated,
-            lost=found.lost,
-            error=found.error,
-            blocks=record,
-        )
-    _fill(x, job, block, figures)
-    return FormatStatistics(
-        tensor=plain_statistics(x),
-        underflow=int(figures["underflow"].sum()),
-        saturated=int(figures["saturated"].sum()),
-        lost=int(figures["lost"].sum()),
-        error=ExactSum.of(slabs.flat(figures["error"]).cpu().numpy()),
-        blocks=record,
-    )
+        statistics, (damage,) = damage_of(x, (job,), block, figures, measured=True)
+        assert statistics is not None
+    else:
+        statistics, damage = plain_statistics(x), _damage(x, job, block, figures)
+    return FormatStatistics(tensor=statistics, blocks=record, **vars(damage))
 
 
-def _use_cpp(x: Tensor, job: Job, backend: str) -> bool:
+def measure_formats(
+    x: Tensor, wanted: Sequence[tuple[str | Format, str]], *, axis: int = -1, backend: str = AUTO
+) -> list[FormatDamage]:
+    """What many formats do to a tensor; those with E8M0 scales are tried in one read of it.
+
+    Args:
+        x: As of `fake_quantize`.
+        wanted: Formats, each with its scale rule.
+        axis: As of `fake_quantize`.
+        backend: `auto`, `cpp` or `torch`.
+
+    Raises:
+        TypeError: x is not of a floating-point dtype that is supported.
+        ValueError: Any other argument is not allowed; the message says what is.
+    """
+    jobs = [make_job(x, fmt, axis=axis, scale_rule=rule, saturate=None, amax=None) for fmt, rule in wanted]
+    use_cpp = _use_cpp(x, jobs, backend)
+    x = _dense(x)
+    found: dict[int, FormatDamage] = {}
+    for places in _together(jobs):
+        block = _block_of(jobs[places[0]])
+        if not x.numel():
+            found |= dict.fromkeys(places, FormatDamage())
+        elif use_cpp:
+            from megatron.quantscope.formats.cpp_measure import damage_of
+
+            _, damages = damage_of(x, [jobs[place] for place in places], block, {}, measured=False)
+            found |= dict(zip(places, damages, strict=True))
+        else:
+            found |= {place: _damage(x, jobs[place], block, {}) for place in places}
+    return [found[place] for place in range(len(jobs))]
+
+
+def _together(jobs: Sequence[Job]) -> list[list[int]]:
+    """The places of jobs that one read serves: those with E8M0 scales and blocks of one size, and any other alone."""
+    groups: dict[object, list[int]] = {}
+    for place, job in enumerate(jobs):
+        groups.setdefault(job.fmt.block if job.fmt.scale == "e8m0" else (place,), []).append(place)
+    return list(groups.values())
+
+
+def _dense(x: Tensor) -> Tensor:
+    x = x.detach()
+    x = x.unsqueeze(0) if x.dim() == 0 else x
+    return x if slabs.is_dense(x) else x.contiguous()
+
+
+def _block_of(job: Job) -> int:
+    block = job.fmt.block or MX_BLOCK
+    if block > torch.iinfo(torch.uint8).max:
+        raise ValueError(f"{job.fmt.name} has blocks of {block}: figures of more than 255 elements have no room")
+    return block
+
+
+def _use_cpp(x: Tensor, jobs: Sequence[Job], backend: str) -> bool:
     if backend not in (AUTO, "cpp", "torch"):
         raise ValueError(f"backend {backend!r} does not measure: choose auto, cpp or torch")
     cpp = BACKENDS["cpp"]
     lacks = cpp.lacks()
-    able = lacks is None and x.dtype != torch.float64 and cpp.takes(x, job)
+    able = lacks is None and x.dtype != torch.float64 and all(cpp.takes(x, job) for job in jobs)
     if backend == "cpp" and not able:
         raise ValueError(f"backend 'cpp' can not measure {x.dtype} on {x.device}: {lacks or cpp.needs}")
     return able and backend != "torch"
+
+
+def _damage(x: Tensor, job: Job, block: int, figures: Mapping[str, Tensor]) -> FormatDamage:
+    """The same with eager torch; fills `figures`, if there are any."""
+    kinds = dict(_FIGURES) | {_DEAD: torch.uint8}
+    room = {name: figures.get(name, slabs.empty_scales(x, job.axis, block, kind)) for name, kind in kinds.items()}
+    _fill(x, job, block, room)
+    return FormatDamage(
+        underflow=int(room["underflow"].sum()),
+        saturated=int(room["saturated"].sum()),
+        lost=int(room["lost"].sum()),
+        dead_blocks=int(room[_DEAD].sum()),
+        error=ExactSum.of(slabs.flat(room["error"]).cpu().numpy()),
+    )
 
 
 def _fill(x: Tensor, job: Job, block: int, figures: Mapping[str, Tensor]) -> None:
@@ -203,10 +246,16 @@ def _compare(x: Tensor, y: Tensor, top: Tensor) -> dict[str, Tensor]:
     }
     counts = {name: mark.sum(dim=slabs.BLOCK_DIM, keepdim=True) for name, mark in marks.items()}
     return counts | {
-        "amax": magnitude.view(torch.int32).amax(dim=slabs.BLOCK_DIM, keepdim=True).view(torch.float32),
+        "amax": _amax(magnitude),
+        _DEAD: (_amax(magnitude) > 0) & (_amax(y.abs()) == 0),
         "error": _energy(torch.where(both, x - y, 0.0)),
         "signal": _energy(torch.where(finite, x, 0.0)),
     }
+
+
+def _amax(magnitude: Tensor) -> Tensor:
+    """Of each block; NaN where there is one."""
+    return magnitude.view(torch.int32).amax(dim=slabs.BLOCK_DIM, keepdim=True).view(torch.float32)
 
 
 def _energy(values: Tensor) -> Tensor:

@@ -34,16 +34,19 @@ def by_hand(x: Tensor, name: str, *, axis: int = -1, **options: object) -> Forma
     shape, length = rows[0].shape[:-1], rows[0].shape[-1]
     block = FORMATS[name].block or BLOCK_OF_NONE
     found: dict[str, list[float]] = {figure: [] for figure in FIGURES}
+    dead = 0
     for row in zip(*(tensor.reshape(-1, length).numpy() for tensor in rows), strict=True):
         for start in range(0, length, block):
             figures = figures_of_block(*(numbers[start : start + block] for numbers in row))
             for figure, number in figures.items():
                 found[figure].append(number)
+            dead += bool(row[0][start : start + block].any() and not row[1][start : start + block].any())
     return FormatStatistics(
         tensor=one_by_one(x),
         underflow=sum(found["underflow"]),
         saturated=sum(found["saturated"]),
         lost=sum(found["lost"]),
+        dead_blocks=dead,
         error=exact(sum(map(Fraction, found["error"]), Fraction())),
         blocks=BlockFigures(
             **{

@@ -17,19 +17,20 @@ constexpr int WIDE_SUMS = SUMS * 8 / WIDTH;
 
 // The result, as Python sees it.
 struct Damage {
-  int64_t underflow, saturated, lost;
+  int64_t underflow, saturated, lost, dead;
   Exact error;
 };
 
 // The same of one thread.
 struct DamageParts {
-  int64_t underflow = 0, saturated = 0, lost = 0;
+  int64_t underflow = 0, saturated = 0, lost = 0, dead = 0;
   ExactParts error{};
 
   void onto(Damage& total) const {
     total.underflow += underflow;
     total.saturated += saturated;
     total.lost += lost;
+    total.dead += dead;
     error.onto(total.error);
   }
 };
@@ -125,33 +126,47 @@ template <class Elements> struct FlatTile {
   float top;
 };
 
+// A tile of `blocks` <= ROW_BLOCKS blocks, with their largest magnitudes, as many formats look at it.
+template <class D> struct LookedAt {
+  LookedAt(const typename D::T* from, int blocks, int block) : x(from), blocks(blocks) {
+    largest_of_rows<D>(x, blocks, block, amax);
+    for (int b = 0; b < ROW_BLOCKS; b++) wide_amax[b] = D::widened(amax[b]);
+    I32 near{};
+    for (int b = 0; b < ROW_BLOCKS; b += LANES) near |= load<I32>(wide_amax + b) >= NEAR_OVERFLOW;
+    tame = !any(near);
+  }
+
+  const typename D::T* x;
+  int blocks;
+  bool tame;  // finite, and not about to overflow
+  alignas(64) typename D::Lane amax[ROW_BLOCKS];
+  alignas(64) int32_t wide_amax[ROW_BLOCKS];
+};
+
 // The quick way, for whole blocks where all is finite before and after, if the figures of blocks are not wanted. False,
 // and nothing is done, where something is not finite or may not stay so.
 template <class D, class Quantise>
-bool clean_damage(const Quantise& quantise, const typename D::T* x, int blocks, DamageParts& damage) {
+bool clean_damage(const Quantise& quantise, const LookedAt<D>& tile, DamageParts& damage) {
+  if (!tile.tame) return false;
   const int block = quantise.block;
   alignas(64) typename D::T y[ROW_BLOCKS * MOST_BLOCK];
   alignas(64) typename D::Lane amax[ROW_BLOCKS];
-  alignas(64) int32_t wide_amax[ROW_BLOCKS];
   alignas(64) float tops[ROW_BLOCKS];
-  largest_of_rows<D>(x, blocks, block, amax);
-  for (int b = 0; b < ROW_BLOCKS; b++) wide_amax[b] = D::widened(amax[b]);
-  quantise.tops(wide_amax, tops);
-  I32 unclean{};
-  for (int b = 0; b < ROW_BLOCKS; b += LANES) {
-    const I32 a = load<I32>(wide_amax + b);
-    unclean |= a >= NEAR_OVERFLOW;
-    if (!quantise.saturates) unclean |= as<F32>(a) > load<F32>(tops + b);
+  quantise.tops(tile.wide_amax, tops);
+  if (!quantise.saturates) {
+    I32 beyond{};
+    for (int b = 0; b < ROW_BLOCKS; b += LANES) beyond |= load<F32>(tile.wide_amax + b) > load<F32>(tops + b);
+    if (any(beyond)) return false;
   }
-  if (any(unclean)) return false;
 
-  quantise(x, y, blocks, amax);
+  std::memcpy(amax, tile.amax, sizeof amax);
+  quantise(tile.x, y, tile.blocks, amax);
   I32 counts{};
   double errors[ROW_BLOCKS];
-  for (int b = 0; b < blocks; b++) {
+  for (int b = 0; b < tile.blocks; b++) {
     F64 sums[WIDE_SUMS] = {};
     for (int i = b * block; i < (b + 1) * block; i += D::COUNT) {
-      const auto v = load<typename D::Bits>(x + i), w = load<typename D::Bits>(y + i);
+      const auto v = load<typename D::Bits>(tile.x + i), w = load<typename D::Bits>(y + i);
       F32 difference[D::FLOATS];
       for (int which = 0; which < D::FLOATS; which++) {
         const F32 a = D::part(v, which), c = D::part(w, which);
@@ -163,18 +178,22 @@ bool clean_damage(const Quantise& quantise, const typename D::T* x, int blocks, 
     }
     errors[b] = in_pairs(sums);
   }
-  damage.underflow += total(counts & COUNT_MASK);
+  const int underflow = total(counts & COUNT_MASK);
+  damage.underflow += underflow;
   damage.saturated += total(counts >> COUNT_BITS & COUNT_MASK);
-  for (int b = 0; b < blocks; b++) damage.error.add(errors[b]);
+  for (int b = 0; b < tile.blocks; b++) damage.error.add(errors[b]);
+  if (underflow < 1) return true;
+  largest_of_rows<D>(y, tile.blocks, block, amax);
+  for (int b = 0; b < tile.blocks; b++) damage.dead += tile.amax[b] && !amax[b];
   return true;
 }
 
 // A tile of `blocks` <= ROW_BLOCKS blocks of float32, and where the figures of each go.
 struct MeasuredTile {
-  const float* x;
+  alignas(64) float x[ROW_BLOCKS * MOST_BLOCK];
   int blocks;
-  const int* size;  // elements of each block; what is left of it is zeros
-  const int64_t* place;
+  int size[ROW_BLOCKS];  // elements of each block; what is left of it is zeros
+  int64_t place[ROW_BLOCKS];
 };
 
 // The thorough way: every block by itself, with all there is to say of it.
@@ -190,12 +209,13 @@ void damage_of(const Quantise& quantise, const MeasuredTile& tile, const BlockFi
   for (int b = 0; b < tile.blocks; b++) {
     const float *from = tile.x + b * block, *to = y + b * block;
     F64 error[WIDE_SUMS] = {}, signal[WIDE_SUMS] = {};
-    I32 counts{};
+    I32 counts{}, left{};
     for (int i = 0; i < block; i += LANES) {
       const I32 v = load<I32>(from + i), w = load<I32>(to + i);
       const I32 finite = (v & ~SIGN) < EXPONENT, both = finite & ((w & ~SIGN) < EXPONENT);
       const F32 a = as<F32>(v & both), c = as<F32>(w & both);
       counts += marks(a, c, tops[b]) + (finite & ~both & LOST);
+      left |= w & ~SIGN;
       add_squares(error, a - c, i);
       add_squares(signal, as<F32>(v & finite), i);
     }
@@ -205,6 +225,7 @@ void damage_of(const Quantise& quantise, const MeasuredTile& tile, const BlockFi
     damage.underflow += underflow;
     damage.saturated += saturated;
     damage.lost += lost;
+    damage.dead += underflow && !any(left);
     damage.error.add(in_pairs(error));
     if (!figures.amax) continue;
     const int64_t place = tile.place[b];

@@ -48,6 +48,7 @@ class ExactParts {
 
   void onto(Exact& total) const {
     for (int field = 0; field < FIELDS; field++) {
+      if (!(low_[field] | high_[field])) continue;
       const int exponent = (field ? field : 1) - 1 - LOWEST;
       total.add(low_[field], exponent);
       total.add(high_[field], exponent + LOW_BITS);

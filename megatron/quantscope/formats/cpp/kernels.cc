@@ -1,6 +1,7 @@
 // The C interface of the kernels, and all there is to compile: g++ -O3 -march=native -fopenmp -shared kernels.cc.
 //
 // Needs IEEE arithmetic as written: round to nearest, subnormals kept, no fused multiply-add (-ffp-contract=off).
+#include "blocks.h"
 #include "measure.h"
 
 extern "C" {
@@ -71,20 +72,35 @@ void qs_count_blocks(const Call* call, uint8_t* fields, Summary* summary) {
   summarise(totals, *summary);
 }
 
-// The statistics, and what a format does to the tensor, in blocks of rule->block also where the format has none.
-void qs_measure(const Call* call, const Rule* rule, const BlockFigures* figures, Summary* summary, Damage* damage) {
-  Totals totals;
+// Counts of the blocks of 32, and if `depths` of their elements by depth, into `counts`, which is zeros.
+void qs_blocks(const Call* call, bool depths, BlockCounts* counts) {
   switch (call->dtype) {
     case BF16:
-      measure_by_rule<CountBf16>(*call, *rule, *figures, totals, *damage);
+      return count_in_blocks<BF16>(*call, depths, *counts);
+    case FP16:
+      return count_in_blocks<FP16>(*call, depths, *counts);
+    default:
+      return count_in_blocks<FP32>(*call, depths, *counts);
+  }
+}
+
+// What `count` formats do to the tensor, in blocks of rule->block also where they have none: formats of one kind and
+// one size of blocks. `figures` are of the only format; `summary`, the statistics of the tensor, may be null.
+void qs_measure(const Call* call, const Rule* rules, int count, const BlockFigures* figures, Summary* summary,
+                Damage* damages) {
+  Totals totals;
+  const Measured measured{*call, rules, count, *figures, summary ? &totals : nullptr, damages};
+  switch (call->dtype) {
+    case BF16:
+      measure_by_rule<CountBf16>(measured);
       break;
     case FP16:
-      measure_by_rule<CountFp16>(*call, *rule, *figures, totals, *damage);
+      measure_by_rule<CountFp16>(measured);
       break;
     default:
-      measure_by_rule<CountFp32>(*call, *rule, *figures, totals, *damage);
+      measure_by_rule<CountFp32>(measured);
   }
-  summarise(totals, *summary);
+  if (summary) summarise(totals, *summary);
 }
 
 }  // extern "C"

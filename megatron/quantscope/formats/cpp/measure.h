@@ -3,6 +3,9 @@
 // own, added up in the end.
 #pragma once
 
+#include <optional>
+#include <vector>
+
 #include "errors.h"
 
 namespace {
@@ -15,11 +18,6 @@ constexpr int MAPPED = 32;         // elements of a block whose exponent is want
 constexpr int MAPPED_TILE = 4096;  // elements that stay in the first cache while they are looked at twice
 
 template <class Counter> constexpr bool IS_BF16 = std::is_same_v<Counter, CountBf16>;
-
-template <class Counter> struct Findings {
-  Counter counter;
-  DamageParts damage;
-};
 
 // f(tile, own) for all tiles, where every thread has an `Own`; then merge(own) for each, one at a time.
 template <class Own, class F, class Merge> void gather(int64_t tiles, int threads, const F& f, const Merge& merge) {
@@ -80,100 +78,152 @@ template <class Counter, Dtype DTYPE> void count_blocks(const Call& call, uint8_
   gather<Counter>(outer * tiles, call.threads, tile, [&](Counter& own) { totals.add(own.totals()); });
 }
 
-template <class Counter, class F>
-void gather_findings(int64_t tiles, int threads, Totals& totals, Damage& damage, const F& f) {
-  gather<Findings<Counter>>(tiles, threads, f, [&](Findings<Counter>& own) {
-    totals.add(own.counter.totals());
-    own.damage.onto(damage);
+// What to measure: `count` formats of one kind with blocks of one size, from one read.
+struct Measured {
+  const Call& call;
+  const Rule* rules;
+  int count;
+  const BlockFigures& figures;  // of the only format
+  Totals* totals;               // null if nobody wants the statistics of the tensor
+  Damage* damages;
+
+  int block() const { return rules[0].block; }
+  int64_t blocks() const { return (call.length + block() - 1) / block(); }
+};
+
+template <class Counter> struct Findings {
+  Counter counter;
+  std::vector<DamageParts> damages;
+};
+
+template <class Counter, class F> void gather_findings(const Measured& m, int64_t tiles, const F& f) {
+  const auto tile = [&](int64_t number, Findings<Counter>& own) {
+    own.damages.resize(m.count);
+    f(number, own);
+  };
+  gather<Findings<Counter>>(tiles, m.call.threads, tile, [&](Findings<Counter>& own) {
+    if (m.totals) m.totals->add(own.counter.totals());
+    for (size_t i = 0; i < own.damages.size(); i++) own.damages[i].onto(m.damages[i]);
   });
 }
 
-template <class Counter, class Tile>
-void measure_along(const Call& call, const Rule& rule, const BlockFigures& figures, Totals& totals, Damage& damage) {
-  const Tile quantise(rule);
+template <class Tile> std::vector<Tile> formats_of(const Measured& m) {
+  std::vector<Tile> result;
+  for (int i = 0; i < m.count; i++) result.emplace_back(m.rules[i]);
+  return result;
+}
+
+// Every format's way with a tile: the quick one as bf16, if it is there as such, or as float32, which `fill` makes of
+// it when that is wanted; else the thorough one.
+template <class Tile, class Fill> void measure_tile(const Measured& m, const std::vector<Tile>& formats,
+                                                    const LookedAt<Bf16>* narrow, const Fill& fill,
+                                                    std::vector<DamageParts>& damages) {
+  const bool quick = !m.figures.amax;
+  MeasuredTile wide;
+  std::optional<LookedAt<Fp32>> looked_at;
+  for (int i = 0; i < m.count; i++) {
+    if constexpr (Tile::GIVES_BF16)
+      if (quick && narrow && clean_damage(formats[i], *narrow, damages[i])) continue;
+    if (!looked_at) {
+      fill(wide);
+      looked_at.emplace(wide.x, wide.blocks, m.block());
+    }
+    if (quick && clean_damage(formats[i], *looked_at, damages[i])) continue;
+    damage_of(formats[i], wide, m.figures, damages[i]);
+  }
+}
+
+template <class Counter, class Tile> void measure_along(const Measured& m) {
+  const Call& call = m.call;
+  const auto formats = formats_of<Tile>(m);
   const auto* x = static_cast<const typename Counter::Element*>(call.x);
-  const int64_t blocks = (call.length + rule.block - 1) / rule.block, per_tile = COUNTED_TILES * ROW_BLOCKS;
-  const int64_t tiles = (blocks + per_tile - 1) / per_tile;
-  gather_findings<Counter>(call.outer * tiles, call.threads, totals, damage, [&](int64_t tile, Findings<Counter>& own) {
+  const int block = m.block();
+  const int64_t blocks = m.blocks(), per_tile = COUNTED_TILES * ROW_BLOCKS, tiles = (blocks + per_tile - 1) / per_tile;
+  gather_findings<Counter>(m, call.outer * tiles, [&](int64_t tile, Findings<Counter>& own) {
     const int64_t row = tile / tiles * call.length, row_place = tile / tiles * blocks, begin = tile % tiles * per_tile;
-    const int64_t end = begin + per_tile < blocks ? begin + per_tile : blocks, start = begin * rule.block;
-    own.counter.add(x + row + start, (end * rule.block < call.length ? end * rule.block : call.length) - start);
+    const int64_t end = begin + per_tile < blocks ? begin + per_tile : blocks, start = begin * block;
+    if (m.totals) own.counter.add(x + row + start, (end * block < call.length ? end * block : call.length) - start);
     for (int64_t first = begin; first < end; first += ROW_BLOCKS) {
       const int count = static_cast<int>(end - first < ROW_BLOCKS ? end - first : ROW_BLOCKS);
-      const int64_t offset = first * rule.block, left = call.length - offset;
-      const int real = static_cast<int>(left < count * rule.block ? left : count * rule.block);
-      if constexpr (IS_BF16<Counter> && Tile::GIVES_BF16) {
-        const bool whole = real == count * rule.block && rule.block % Bf16::COUNT == 0;
-        if (whole && !figures.amax && clean_damage<Bf16>(quantise, x + row + offset, count, own.damage)) continue;
-      }
-      alignas(64) float staged[ROW_BLOCKS * MOST_BLOCK];
-      int64_t place[ROW_BLOCKS];
-      int sizes[ROW_BLOCKS];
-      STAGES[call.dtype].in(call.x, row + offset, staged, real);
-      for (int i = real; i < count * rule.block; i++) staged[i] = 0;
-      if (!figures.amax && clean_damage<Fp32>(quantise, staged, count, own.damage)) continue;
-      for (int b = 0; b < count; b++) {
-        place[b] = row_place + first + b;
-        sizes[b] = real - b * rule.block < rule.block ? real - b * rule.block : rule.block;
-      }
-      damage_of(quantise, {staged, count, sizes, place}, figures, own.damage);
+      const int64_t offset = first * block, left = call.length - offset;
+      const int real = static_cast<int>(left < count * block ? left : count * block);
+      const auto fill = [&](MeasuredTile& to) {
+        to.blocks = count;
+        STAGES[call.dtype].in(call.x, row + offset, to.x, real);
+        for (int i = real; i < count * block; i++) to.x[i] = 0;
+        for (int b = 0; b < count; b++) {
+          to.place[b] = row_place + first + b;
+          to.size[b] = real - b * block < block ? real - b * block : block;
+        }
+      };
+      std::optional<LookedAt<Bf16>> narrow;
+      if constexpr (IS_BF16<Counter> && Tile::GIVES_BF16)
+        if (real == count * block && block % Bf16::COUNT == 0) narrow.emplace(x + row + offset, count, block);
+      measure_tile(m, formats, narrow ? &*narrow : nullptr, fill, own.damages);
     }
   });
 }
 
-template <class Counter, class Tile>
-void measure_across(const Call& call, const Rule& rule, const BlockFigures& figures, Totals& totals, Damage& damage) {
-  const Tile quantise(rule);
+template <class Counter, class Tile> void measure_across(const Measured& m) {
+  const Call& call = m.call;
+  const auto formats = formats_of<Tile>(m);
   const auto* x = static_cast<const typename Counter::Element*>(call.x);
-  const int64_t blocks = (call.length + rule.block - 1) / rule.block;
-  const int64_t strips = (call.inner + MEASURED_COLUMNS - 1) / MEASURED_COLUMNS;
-  gather_findings<Counter>(
-      call.outer * blocks * strips, call.threads, totals, damage, [&](int64_t tile, Findings<Counter>& own) {
-        const int64_t block = tile / strips % blocks, outer = tile / strips / blocks, first = block * rule.block;
-        const int64_t begin = tile % strips * MEASURED_COLUMNS, left = call.inner - begin, below = call.length - first;
-        const int width = static_cast<int>(left < MEASURED_COLUMNS ? left : MEASURED_COLUMNS);
-        const int height = static_cast<int>(below < rule.block ? below : rule.block);
-        const int64_t corner = (outer * call.length + first) * call.inner + begin;
-        for (int r = 0; r < height; r++) own.counter.add(x + corner + r * call.inner, width);
-        for (int c = 0; c < width; c += ROW_BLOCKS) {  // columns become blocks one after the other
-          const int count = width - c < ROW_BLOCKS ? width - c : ROW_BLOCKS;
-          alignas(64) float staged[ROW_BLOCKS * MOST_BLOCK] = {}, row[ROW_BLOCKS];
-          int64_t place[ROW_BLOCKS];
-          int sizes[ROW_BLOCKS];
-          for (int r = 0; r < height; r++) {
-            STAGES[call.dtype].in(call.x, corner + r * call.inner + c, row, count);
-            for (int b = 0; b < count; b++) staged[b * rule.block + r] = row[b];
-          }
-          if (!figures.amax && clean_damage<Fp32>(quantise, staged, count, own.damage)) continue;
-          for (int b = 0; b < count; b++) {
-            place[b] = (outer * blocks + block) * call.inner + begin + c + b;
-            sizes[b] = height;
-          }
-          damage_of(quantise, {staged, count, sizes, place}, figures, own.damage);
+  const int size = m.block();
+  const int64_t blocks = m.blocks(), strips = (call.inner + MEASURED_COLUMNS - 1) / MEASURED_COLUMNS;
+  gather_findings<Counter>(m, call.outer * blocks * strips, [&](int64_t tile, Findings<Counter>& own) {
+    const int64_t block = tile / strips % blocks, outer = tile / strips / blocks, first = block * size;
+    const int64_t begin = tile % strips * MEASURED_COLUMNS, left = call.inner - begin, below = call.length - first;
+    const int width = static_cast<int>(left < MEASURED_COLUMNS ? left : MEASURED_COLUMNS);
+    const int height = static_cast<int>(below < size ? below : size);
+    const int64_t corner = (outer * call.length + first) * call.inner + begin;
+    for (int r = 0; m.totals && r < height; r++) own.counter.add(x + corner + r * call.inner, width);
+    for (int c = 0; c < width; c += ROW_BLOCKS) {  // columns become blocks one after the other
+      const int count = width - c < ROW_BLOCKS ? width - c : ROW_BLOCKS;
+      const auto fill = [&](MeasuredTile& to) {
+        float row[ROW_BLOCKS];
+        to.blocks = count;
+        std::memset(to.x, 0, sizeof to.x);
+        for (int r = 0; r < height; r++) {
+          STAGES[call.dtype].in(call.x, corner + r * call.inner + c, row, count);
+          for (int b = 0; b < count; b++) to.x[b * size + r] = row[b];
         }
-      });
+        for (int b = 0; b < count; b++) {
+          to.place[b] = (outer * blocks + block) * call.inner + begin + c + b;
+          to.size[b] = height;
+        }
+      };
+      alignas(64) uint16_t turned[ROW_BLOCKS * MOST_BLOCK];
+      std::optional<LookedAt<Bf16>> narrow;
+      if constexpr (IS_BF16<Counter> && Tile::GIVES_BF16)
+        if (height == size && size % Bf16::COUNT == 0) {
+          for (int r = 0; r < height; r++)
+            for (int b = 0; b < count; b++) turned[b * size + r] = x[corner + r * call.inner + c + b];
+          narrow.emplace(turned, count, size);
+        }
+      measure_tile(m, formats, narrow ? &*narrow : nullptr, fill, own.damages);
+    }
+  });
 }
 
-template <class Counter, class Tile>
-void measure(const Call& call, const Rule& rule, const BlockFigures& figures, Totals& totals, Damage& damage) {
-  if (call.inner == 1)
-    measure_along<Counter, Tile>(call, rule, figures, totals, damage);
+template <class Counter, class Tile> void measure(const Measured& m) {
+  if (m.call.inner == 1)
+    measure_along<Counter, Tile>(m);
   else
-    measure_across<Counter, Tile>(call, rule, figures, totals, damage);
+    measure_across<Counter, Tile>(m);
 }
 
-template <class Counter>
-void measure_by_rule(const Call& call, const Rule& rule, const BlockFigures& figures, Totals& totals, Damage& damage) {
+template <class Counter> void measure_by_rule(const Measured& m) {
+  const Rule& rule = m.rules[0];
   switch (rule.scale) {
     case E8M0_FLOOR:
     case E8M0_RCEIL:
-      return measure<Counter, BlockedTile<PowerOfTwo>>(call, rule, figures, totals, damage);
+      return measure<Counter, BlockedTile<PowerOfTwo>>(m);
     case E4M3_IN_TENSOR:
-      return measure<Counter, BlockedTile<E4M3InTensor>>(call, rule, figures, totals, damage);
+      return measure<Counter, BlockedTile<E4M3InTensor>>(m);
     default:
-      if (rule.half_away) return measure<Counter, FlatTile<AwayElements>>(call, rule, figures, totals, damage);
-      if (rule.emin == 1 - BIAS) return measure<Counter, FlatTile<ShortElements>>(call, rule, figures, totals, damage);
-      return measure<Counter, FlatTile<EvenElements>>(call, rule, figures, totals, damage);
+      if (rule.half_away) return measure<Counter, FlatTile<AwayElements>>(m);
+      if (rule.emin == 1 - BIAS) return measure<Counter, FlatTile<ShortElements>>(m);
+      return measure<Counter, FlatTile<EvenElements>>(m);
   }
 }
 

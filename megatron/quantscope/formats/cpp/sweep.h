@@ -67,6 +67,17 @@ QS_INLINE F64 product_plus(F64 a, F64 b, F64 c) {
 #endif
 }
 
+// 2^LEVEL vectors of one bit each, from next(), added onto `levels`: what stays behind is there, the carry is returned.
+template <int LEVEL, class Next> QS_INLINE I16 added(I16* levels, const Next& next) {
+  if constexpr (LEVEL == 0) {
+    return next();
+  } else {
+    const I16 a = added<LEVEL - 1>(levels, next), b = added<LEVEL - 1>(levels, next), c = levels[LEVEL - 1];
+    levels[LEVEL - 1] = parity(a, b, c);
+    return majority(a, b, c);
+  }
+}
+
 template <class D> class Sweep {
   static constexpr bool SPLIT = D::FRACTION_BITS == FRACTION;  // squares in two parts
   static constexpr int SUMS = SPLIT ? 2 : 4;                   // of vectors: an addition waits for the one before
@@ -91,7 +102,7 @@ template <class D> class Sweep {
     for (int i = 0; i < n; i += GROUP) {
       const auto* from = x + i;
       const auto next = [&]() __attribute__((always_inline)) { return one(state, &from, rest); };
-      tally(take<FOLD>(state, next), 1 << FOLD);
+      tally(added<FOLD>(state.levels, next), 1 << FOLD);
     }
     state_ = state;
   }
@@ -114,17 +125,6 @@ template <class D> class Sweep {
 
   static double power(int exponent) { return as<double>(static_cast<int64_t>(1023 + exponent) << 52); }
   double start() const { return SPLIT ? power(2 * unit_ + TOP) : 0; }
-
-  // 2^LEVEL vectors of one bit each, added: what stays behind is in the levels, the carry is returned.
-  template <int LEVEL, class Next> static QS_INLINE I16 take(State& state, const Next& next) {
-    if constexpr (LEVEL == 0) {
-      return next();
-    } else {
-      const I16 a = take<LEVEL - 1>(state, next), b = take<LEVEL - 1>(state, next), c = state.levels[LEVEL - 1];
-      state.levels[LEVEL - 1] = parity(a, b, c);
-      return majority(a, b, c);
-    }
-  }
 
   template <class Rest> QS_INLINE I16 one(State& state, const typename D::T** x, const Rest& rest) {
     Step<D> step(*x);
