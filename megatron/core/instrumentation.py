@@ -20,7 +20,7 @@ from megatron.core.points import unwatch, watch
 from megatron.core.probe import ATTENTION_PROBS, Probe, tensor_parallel_group
 from megatron.core.shards import GATE_AND_UP, Axes, Layout, features, shards, summands, token_sums, tokens
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
-from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.dot_product_attention import DotProductAttention, head_facts
 from megatron.quantscope.capture import CaptureSession
 from megatron.quantscope.formats.backends import prepare
 from megatron.quantscope.gemm import QuantConfig
@@ -40,6 +40,7 @@ class Kind:
         gathered: Tensors that every rank of the tensor-parallel group holds alike under sequence parallelism, since
             they were gathered for the GEMM: kept by the group's first rank only.
         on_request: Tensors that the module shows only where a point of this name was asked for.
+        facts: What such a module says of itself: further arguments of `CaptureSession.site`.
     """
 
     layer_type: str
@@ -48,6 +49,7 @@ class Kind:
     layout: Layout
     gathered: frozenset[str] = frozenset()
     on_request: frozenset[str] = frozenset()
+    facts: Callable[[torch.nn.Module], dict[str, Any]] = lambda _: {}
 
 
 _HEADS, _HIDDEN = 2, -1  # dimensions of q, k, v [s, b, heads, d] and of [s, b, hidden]
@@ -88,6 +90,7 @@ KINDS: dict[type[torch.nn.Module], Kind] = {
             ATTENTION_PROBS: (features(1), tokens(2)),
         },
         on_request=frozenset({ATTENTION_PROBS}),
+        facts=head_facts,
     ),
 }
 
@@ -164,4 +167,5 @@ def _site(place: Place, kind: Kind, quant: Any, session: CaptureSession | None) 
         formats=quant.formats() if quant is not None else {},
         shards=shards(kind.layout, Axes.of(place.config, group), pieces=GATE_AND_UP if gated else 1),
         leave_out=kind.gathered if gathered else frozenset(),
+        **kind.facts(place.module),
     )

@@ -34,7 +34,7 @@ from torch.utils.hooks import RemovableHandle
 from megatron.core.places import Place
 from megatron.core.probe import ATTENTION_PROBS, tensor_parallel_group
 from megatron.core.shards import GATE_AND_UP, Axes, Layout, features, shards, slices, tokens
-from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.dot_product_attention import DotProductAttention, head_facts
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP
 from megatron.core.transformer.transformer_layer import TransformerLayer
@@ -116,6 +116,7 @@ class Point:
         hooks: What shows the tensors.
         layout: How they lie over ranks.
         gated: Whether the dimension of features is that of gate and up in a gated MLP.
+        facts: What its modules say of themselves: further arguments of `CaptureSession.site`.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Point:
     hooks: tuple[Hook, ...]
     layout: Layout
     gated: bool = False
+    facts: Callable[[torch.nn.Module], dict[str, Any]] = lambda _: {}
 
 
 def _is_layer(place: Place) -> bool:
@@ -193,6 +195,7 @@ POINTS: tuple[Point, ...] = (
         component="FA",
         hooks=(shows_probabilities,),
         layout={ATTENTION_PROBS: (features(1), tokens(2))},
+        facts=head_facts,
     ),
 )
 
@@ -222,6 +225,7 @@ def watch(place: Place, *, names: Collection[str], session: CaptureSession) -> b
             layer_idx=place.layer_idx,
             formats={},
             shards=shards(point.layout, axes, pieces=_pieces(point, place)),
+            **point.facts(place.module),
         )
         if site is not None:
             handles += [hook(place.module, site) for hook in point.hooks]

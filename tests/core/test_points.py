@@ -265,6 +265,27 @@ def test_attention_probabilities_are_those_of_the_softmax(shown, build_model):
         assert torch.equal(found["attention", module, "forward", "attention_probs"], expected)
 
 
+@pytest.mark.parametrize("quant_type", ["none", "bf16"])
+@pytest.mark.parametrize("scaled_by_layer", [False, True])
+def test_attention_says_its_head_dim_and_what_scores_are_multiplied_by(shown, quant_type, scaled_by_layer):
+    if scaled_by_layer and quant_type != "none":
+        pytest.skip("quantised attention refuses it")
+    options = {"apply_query_key_layer_scaling": True, "attention_softmax_in_fp32": True} if scaled_by_layer else {}
+    rows, found, _ = shown("attention_probs", quant_type=quant_type, **options)
+    of_attention = [row for row in rows if row.layer_type == "attention"]
+    assert {(row.tensor_name == "attention_probs") for row in of_attention} == {True, False}
+    assert {row.head_dim for row in of_attention} == {found_query(found).shape[-1]}
+    for row in of_attention:
+        assert row.softmax_scale == pytest.approx(found_query(found).shape[-1] ** -0.5)
+    others = [row for row in rows if row.layer_type != "attention"]
+    assert {(row.head_dim, row.softmax_scale) for row in others} == {(None, None)}
+
+
+def found_query(found):
+    """The query of the first layer."""
+    return found["attention", "decoder.layers.0.self_attention.core_attention", "forward", "query"]
+
+
 def test_attention_probabilities_come_before_dropout(shown):
     _, found, _ = shown("attention_probs", quant_type="mxfp8", attention_dropout=0.5)
     for i in range(LAYERS):

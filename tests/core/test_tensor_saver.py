@@ -99,6 +99,8 @@ def test_metadata():
         "recomputed": False,
         "grad_scale": 1.0,
         "formats": {},
+        "head_dim": None,
+        "softmax_scale": None,
         "run_id": None,
         "sequence_idx": 0,
     }

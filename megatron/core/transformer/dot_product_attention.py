@@ -30,6 +30,15 @@ _upstream_init, _upstream_forward = DotProductAttention.__init__, DotProductAtte
 _LARGEST_SEED = 2**63 - 1
 
 
+def head_facts(module: torch.nn.Module) -> dict[str, Any]:
+    """The head_dim and the softmax_scale of an attention, as rows of it tell them."""
+    by_softmax = module.scale_mask_softmax.scale  # of apply_query_key_layer_scaling: gives back what the scores lack
+    return {
+        "head_dim": int(module.hidden_size_per_attention_head),
+        "softmax_scale": float(module.softmax_scale * (by_softmax or 1)),
+    }
+
+
 def _init(self: torch.nn.Module, config: TransformerConfig, *args: Any, **options: Any) -> None:
     """Upstream's `__init__`; where ranks share a sequence it is told that they do not, and `forward` is ours.
 

@@ -85,6 +85,9 @@ class TensorMetadata:
             context parallel ranks (whose mean is taken later), and the loss scale. Where the loss is divided by the
             number of tokens at the end (--calculate-per-token-loss), the loss scale alone, against the summed loss.
         formats: What each operand of the module's GEMMs was quantised to.
+        head_dim: Of attention: the features of one head, so that blocks along them do not cross heads in the rows
+            that hold all heads side by side.
+        softmax_scale: Of attention: what scores are multiplied by before the softmax.
         run_id: The run that wrote it.
         extra: Further fields that a direct call of the saver added.
     """
@@ -113,6 +116,8 @@ class TensorMetadata:
     recomputed: bool = False
     grad_scale: float = 1.0
     formats: dict[str, Any] = field(default_factory=dict)
+    head_dim: int | None = None
+    softmax_scale: float | None = None
     run_id: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 

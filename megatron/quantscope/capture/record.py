@@ -128,8 +128,10 @@ class TensorRecord(TensorMetadata):
     @property
     def title(self) -> str:
         """What an error message calls it."""
-        where = [f"iteration {self.iteration}", f"rank {self.rank}", f"sample {self.sample_idx}"]
-        return f"{self.operation} {self.tensor_name} of {self.module or self.layer_type} ({', '.join(where)})"
+        known = (("iteration", self.iteration), ("rank", self.rank), ("sample", self.sample_idx))
+        where = ", ".join(f"{name} {value}" for name, value in known if value is not None)
+        what = f"{self.operation} {self.tensor_name} of {self.module or self.layer_type}"
+        return f"{what} ({where})" if where else what
 
     def with_metadata(self, metadata: Mapping[str, Any], *, overrides: bool) -> TensorRecord:
         """This record with what the metadata inside its file says.

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,21 @@ _REQUIRED_BY_STORE: dict[str, dict[str, type]] = {
     SEGMENT: {"file": str, "offset": int},
     NO_STORE: {},
 }
+_SAME_TEXTS = (
+    "layer_type",
+    "operation",
+    "quant_type",
+    "tensor_name",
+    "phase",
+    "component",
+    "save_time",
+    "module",
+    "gemm",
+    "dtype",
+    "stage",
+    "run_id",
+)
+_SAME_MAPPINGS = ("formats", "parallel")
 _BLOCKS = {"file": str, "offset": int, "shape": list, "size": int, "counts": dict}
 
 
@@ -217,7 +233,27 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
         return None
     if entry["kind"] == "commit":
         return _with_numbers(entry)
-    return entry if entry["kind"] != "tensor" or _is_row(entry) else None
+    if entry["kind"] != "tensor":
+        return entry
+    return _sharing(entry) if _is_row(entry) else None
+
+
+def _sharing(entry: dict[str, Any]) -> dict[str, Any]:
+    """The row, with what it has in common with rows before it held once: else most of a large capture's memory."""
+    for name in _SAME_TEXTS:
+        if isinstance(entry.get(name), str):
+            entry[name] = sys.intern(entry[name])
+    for name in _SAME_MAPPINGS:
+        if isinstance(entry.get(name), dict):
+            entry[name] = _shared(json.dumps(entry[name]))
+    return entry
+
+
+@lru_cache(maxsize=4096)
+def _shared(text: str) -> dict[str, Any]:
+    """The dict of this text, which nobody changes: records are frozen, and what is written is copied first."""
+    content: dict[str, Any] = json.loads(text)
+    return content
 
 
 def _is_row(entry: Mapping[str, Any]) -> bool:

@@ -43,6 +43,8 @@ _FREE_FIELDS = (
     "stage",
     "recomputed",
     "formats",
+    "head_dim",
+    "softmax_scale",
 )
 
 

@@ -131,6 +131,8 @@ class CaptureSession:
         formats: Mapping[str, Any],
         shards: Mapping[str, Sequence[Split]] | None = None,
         leave_out: Collection[str] = (),
+        head_dim: int | None = None,
+        softmax_scale: float | None = None,
     ) -> Site | None:
         """A place for one module's tensors; None when the filter keeps none of them.
 
@@ -142,6 +144,8 @@ class CaptureSession:
             formats: What each operand of each GEMM is quantised to.
             shards: Tensor name -> how the whole tensor lies over ranks (`metadata.Split`); names left out are whole.
             leave_out: Tensor names that another rank keeps.
+            head_dim: As in `TensorMetadata`, of attention.
+            softmax_scale: As in `TensorMetadata`, of attention.
 
         Raises:
             CaptureUsageError: for a part that can not be in a file name, and for values that metadata can not hold.
@@ -160,6 +164,8 @@ class CaptureSession:
             formats=plain(formats, "formats"),
             shards={name: tuple(plain(splits, "shards")) for name, splits in (shards or {}).items()},
             leave_out=frozenset(leave_out),
+            head_dim=head_dim,
+            softmax_scale=softmax_scale,
         )
 
     def begin_iteration(self, iteration: int) -> None:

@@ -51,6 +51,8 @@ class Site:
     formats: Mapping[str, Any]
     shards: Mapping[str, tuple[Split, ...]]
     leave_out: Collection[str]
+    head_dim: int | None = None
+    softmax_scale: float | None = None
     _kept: dict[tuple[str, str], bool] = field(default_factory=dict, repr=False, compare=False)  # what is known by now
 
     def tap(self) -> Tap | None:
@@ -119,4 +121,6 @@ class Shown(NamedTuple):
             recomputed=moment.recomputed,
             grad_scale=moment.grad_scale,
             formats=dict(site.formats),
+            head_dim=site.head_dim,
+            softmax_scale=site.softmax_scale,
         )

@@ -53,6 +53,8 @@ def metadata(tensor, **given):
         "recomputed": False,
         "grad_scale": 1.0,
         "formats": {"fprop": {"x": "mxfp8"}},
+        "head_dim": None,
+        "softmax_scale": None,
         "run_id": RUN,
     }
     return fields | given

@@ -41,6 +41,12 @@ def save_format(request):
     return request.param
 
 
+TP_1_OF_2_AND_DP_2_OF_4 = {
+    **{"tp_rank": 1, "tp_size": 2, "pp_rank": 0, "pp_size": 1, "dp_rank": 2},
+    **{"dp_size": 4, "cp_rank": 0, "cp_size": 1, "ep_rank": 0, "ep_size": 1},
+}
+
+
 class TestRows:
     def test_every_row_of_a_linear_in_order(self, open_session, save_format):
         session = open_session(save_format=save_format)
@@ -106,18 +112,7 @@ class TestRows:
             "sample_indices": [70, 71],
             "document_ids": [[3], [3, 4]],
             "micro_batch": 0,
-            "parallel": {
-                "tp_rank": 1,
-                "tp_size": 2,
-                "pp_rank": 0,
-                "pp_size": 1,
-                "dp_rank": 2,
-                "dp_size": 4,
-                "cp_rank": 0,
-                "cp_size": 1,
-                "ep_rank": 0,
-                "ep_size": 1,
-            },
+            "parallel": TP_1_OF_2_AND_DP_2_OF_4,
             "shard": [{"over": "tp", "dim": -1}],
             "shape": [4, 1, 16],
             "dtype": "bfloat16",
@@ -125,6 +120,8 @@ class TestRows:
             "recomputed": False,
             "grad_scale": 8.0,
             "formats": FORMATS,
+            "head_dim": None,
+            "softmax_scale": None,
             "run_id": "20250101_000000_abcdef",
         }
         partial = rows_of(capture, tensor_name="grad_input")[0]

@@ -295,7 +295,7 @@ def test_schema_1_is_read_still(tmp_path):
     row = writer.rows[0]
     name = "20261121_120001_0001_iter000_linear_L0_forward_pre_linear_mxfp8_rank0_sample0_input.pt"
     torch.save({"tensor": X, "metadata": {}}, tmp_path / "mxfp8" / name)
-    for field in ("store", "offset", "blocks", "document_ids", "grad_scale"):
+    for field in ("store", "offset", "blocks", "document_ids", "grad_scale", "head_dim", "softmax_scale"):
         del row[field]
     row |= {"file": name, "bytes": (tmp_path / "mxfp8" / name).stat().st_size, "checksum": "sha256:0"}
     row |= {"schema": 1, "kind": "tensor", "shard": {"dim": -1, "over": "tp"}}
@@ -307,6 +307,7 @@ def test_schema_1_is_read_still(tmp_path):
     assert torch.equal(capture.load(record), X)
     assert record.shard == ({"dim": -1, "over": "tp"},)
     assert (record.store, record.grad_scale, record.document_ids) == ("pt", 1.0, ())
+    assert (record.head_dim, record.softmax_scale) == (None, None)
 
 
 WRONG_OFFSETS = (b"[1, 3]", b"[0, -2]", b'["0", "2"]', b"[0]")

@@ -71,7 +71,7 @@ def test_metadata_holds_every_field_of_the_design():
     design = (
         "rank sample_idx iteration layer_type operation quant_type tensor_name layer_idx phase component save_time "
         "module gemm sample_indices micro_batch parallel shard shape dtype stage recomputed formats run_id "
-        "document_ids grad_scale"
+        "document_ids grad_scale head_dim softmax_scale"
     )
     assert set(FIELDS) == set(design.split())
 
@@ -87,6 +87,8 @@ def test_metadata_round_trip():
         shape=(2, 3),
         shard=({"over": "tp", "dim": 0}, {"over": "cp", "dim": 0, "order": "zigzag"}),
         grad_scale=4.0,
+        head_dim=64,
+        softmax_scale=0.125,
         extra={"mine": 1},
     )
     row = json.loads(json.dumps(metadata.to_dict()))
