@@ -25,6 +25,21 @@ PATH="$(dirname "$python"):$PATH" # some checks are programs, not modules
 export OMP_NUM_THREADS=1 # two workers share the cores; small tensors gain nothing from threads
 mapfile -t shell_scripts < <(find . -path ./.venv -prune -o -path ./.git -prune -o -name '*.sh' -print | sort)
 
+# The report's tests need a Chromium; where the distribution's can be had without asking anyone, it is installed.
+install_chromium() {
+    local browser why
+    for browser in chromium chromium-browser google-chrome-stable google-chrome; do
+        if command -v "$browser" >/dev/null; then return; fi
+    done
+    if [[ "$(id -u)" != 0 ]]; then why="this user is not root"
+    elif ! command -v apt-get >/dev/null; then why="there is no apt-get"
+    elif { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium; } \
+        >/dev/null 2>&1; then return
+    else why="apt-get could not install it"
+    fi
+    echo "run_tests: no Chromium, and $why: the tests in tests/browser are skipped" >&2
+}
+
 results=()
 failed=0
 
@@ -37,6 +52,7 @@ check() {
     results+=("$(printf '%-12s %-7s %4d s' "$name" "$result" $((SECONDS - began)))")
 }
 
+install_chromium
 check "ruff check" "$python" -m ruff check .
 check "ruff format" "$python" -m ruff format --check .
 check "mypy" "$python" -m mypy
