@@ -7,6 +7,8 @@ the middle of the stream of samples, and keeps the second iteration, as the one 
 import pytest
 import torch
 
+from megatron.quantscope.analysis.comparison import ComparisonLog, compare, runs_of
+from megatron.quantscope.analysis.workers import worker_pool
 from megatron.quantscope.capture import open_capture
 from megatron.quantscope.capture.full_tensor import logical_key
 from megatron.quantscope.flags.capture import POINTS
@@ -35,6 +37,7 @@ QUANTISED = {
     # A tensor's scale is that of all ranks' parts of it.
     "scales of whole tensors": ("--quant-type", "fp8_e4m3", "--quant-scope", "linear"),
 }
+SMALLEST_SQNR_DB_OF_FP32 = 100.0  # a rounding is 150 dB; sums in another order, through the layers and back
 SMALLEST_SQNR_DB = 50.0  # a rounding on the other side of a boundary now and then; the formats' error lies at 30 dB
 
 
@@ -102,6 +105,24 @@ def test_a_layout_keeps_what_one_rank_keeps(spread, one_rank, layout):
             assert torch.equal(whole, one), key
         else:
             assert_close(whole, one, key)
+
+
+@pytest.mark.parametrize("layout", ["TP 2 with sequence parallelism", "DP 2"])
+def test_a_layout_is_compared_with_one_rank(spread, one_rank, layout):
+    """Every tensor finds its partner, put together from its parts, and gradients without what they were scaled by."""
+    runs, log = runs_of([one_rank[0], spread(layout)]), ComparisonLog()
+    with worker_pool(1) as workers:
+        table = compare(runs, workers, log=log)
+    assert log.problems == log.notes == []
+    assert table["rank"].isna().all()
+    weights = table["family"] == "weight"
+    assert weights.any()
+    assert table[weights]["equal"].all()
+    if layout in THE_VERY_SAME:
+        assert (table["sqnr_db"] == float("inf")).all()
+    else:
+        assert not table["equal"].all()
+        assert (table["sqnr_db"] > SMALLEST_SQNR_DB_OF_FP32).all()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

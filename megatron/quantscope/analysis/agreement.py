@@ -43,6 +43,29 @@ def spread_by_layer(frame: pandas.DataFrame) -> tuple[list[str], list[int], Floa
     return layer_matrix(spread.to_frame("binades"), "binades")
 
 
+def rank_deviation(frame: pandas.DataFrame, parts: list[str]) -> tuple[list[int], Floats]:
+    """How far each part is from the others: log2 of its rms over their median, of the site where it is farthest.
+
+    Args:
+        frame: Rows with a column `part`.
+        parts: Which of them, in the order of the rows of the image.
+
+    Returns:
+        The layers, and [parts, layers]; NaN where a part has nothing that others have too.
+    """
+    rms = merged(frame, ["site", "layer_idx", "part"])["rms"].unstack("part")
+    rms = rms[rms.notna().sum(axis=1) > 1]
+    deviation = np.log2(rms.div(rms.median(axis=1), axis=0))
+    layers = [int(layer) for layer in sorted(frame["layer_idx"].unique())]
+    image = np.full((len(parts), len(layers)), np.nan)
+    for place, layer in enumerate(layers):
+        if layer in deviation.index.unique("layer_idx"):
+            of_layer = deviation.xs(layer, level="layer_idx").reindex(columns=parts)
+            largest, smallest = of_layer.max().to_numpy(float), of_layer.min().to_numpy(float)
+            image[:, place] = np.where(largest >= -smallest, largest, smallest)
+    return layers, image
+
+
 def _divided(frame: pandas.DataFrame, coordinates: tuple[tuple[str, str], ...]) -> pandas.DataFrame:
     known = frame[[column for column, _ in coordinates]].astype("float64")
     order = known.fillna(-1).apply(tuple, axis=1)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from megatron.quantscope.analysis.comparison.runs import Run
 
 LOSS = "lm loss"
 
@@ -23,9 +27,14 @@ def losses_by_type(
     return {name: losses for name, losses in found.items() if losses}
 
 
+def losses_of_runs(runs: Sequence[Run]) -> dict[str, dict[int, float]]:
+    """Label -> iteration -> loss of runs that are compared; runs without a finite loss are left out."""
+    return losses_by_type({run.label: run.commits for run in runs}, [run.label for run in runs])
+
+
 def loss_differences(losses: Mapping[str, Mapping[int, float]], baseline: str) -> dict[str, dict[int, float]]:
     """Quant type -> iteration -> difference to the baseline's loss in percent, where the baseline has one."""
-    reference = losses[baseline]
+    reference = losses.get(baseline, {})
     return {
         name: {
             iteration: 100 * (loss / reference[iteration] - 1)

@@ -10,7 +10,15 @@ from megatron.quantscope.analysis.roles import FAMILIES
 from megatron.quantscope.analysis.study import Study
 from megatron.quantscope.report.page import new_page
 from megatron.quantscope.report.panels import add_panels
-from megatron.quantscope.report.style import INK, MUTED, SHOWN_FORMATS, format_color, format_marker, format_title
+from megatron.quantscope.report.style import (
+    INK,
+    MUTED,
+    SHOWN_FORMATS,
+    format_color,
+    format_marker,
+    format_title,
+    tried_formats,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -27,7 +35,7 @@ def draw_formats(study: Study, quant_type: str) -> Figure | None:
     """Every operand tensor as a dot under each format."""
     frame = study.of_type(quant_type).query("operand")
     families = [family for family in FAMILIES if (frame["family"] == family).any()]
-    if not families:
+    if not families or not tried_formats(frame):
         return None
     titles = {f"{family}s: {(frame['family'] == family).sum()} tensors": family for family in families}
     page = new_page(
@@ -52,7 +60,7 @@ def draw_crest_factors(study: Study, quant_type: str) -> Figure | None:
     """How rough a tensor is against what formats keep of it."""
     frame = study.of_type(quant_type).query("operand")
     frame = frame[frame["rms"] > 0]
-    if frame.empty:
+    if frame.empty or not tried_formats(frame, _CREST_FORMATS):
         return None
     page = new_page(
         10.0,
@@ -65,7 +73,7 @@ def draw_crest_factors(study: Study, quant_type: str) -> Figure | None:
         quant_type=quant_type,
         frame=frame,
     )
-    titles = {format_title(name): name for name in _CREST_FORMATS}
+    titles = {format_title(name): name for name in tried_formats(frame, _CREST_FORMATS)}
     panels = add_panels(page, list(titles), len(titles), sharex=True, sharey=True)
     for title, name in titles.items():
         _draw_crest(panels.of[title], frame, name)
@@ -76,7 +84,8 @@ def draw_crest_factors(study: Study, quant_type: str) -> Figure | None:
 
 def _draw_columns(axes: Axes, frame: pandas.DataFrame) -> None:
     spread = np.random.default_rng(0)
-    for place, name in enumerate(SHOWN_FORMATS):
+    formats = tried_formats(frame)
+    for place, name in enumerate(formats):
         values = frame[f"{name}.sqnr_db"].dropna().clip(0, _HIGHEST_SQNR).to_numpy()
         if not len(values):
             continue
@@ -87,8 +96,8 @@ def _draw_columns(axes: Axes, frame: pandas.DataFrame) -> None:
         text = f"{median:.1f}" if median < _HIGHEST_SQNR else f"> {_HIGHEST_SQNR:g}"
         foot = axes.get_xaxis_transform()
         axes.text(place, 0.02, text, ha="center", va="bottom", fontsize=7.5, color=INK, transform=foot)
-    axes.set_xticks(range(len(SHOWN_FORMATS)), [format_title(name).replace(" ", "\n") for name in SHOWN_FORMATS])
-    axes.set_xlim(-0.6, len(SHOWN_FORMATS) - 0.4)
+    axes.set_xticks(range(len(formats)), [format_title(name).replace(" ", "\n") for name in formats])
+    axes.set_xlim(-0.6, max(1, len(formats)) - 0.4)
     axes.grid(visible=False, axis="x")
 
 
