@@ -17,14 +17,15 @@ from megatron.quantscope.analysis.distribution import TOP
 from megatron.quantscope.analysis.exponents import ExponentHistogram, added
 from megatron.quantscope.analysis.format_errors import POW2_FORMATS, POW2_SUFFIX
 from megatron.quantscope.analysis.roles import GRADIENT_FAMILIES, site_order
+from megatron.quantscope.analysis.tables import ERROR_FIELDS
 
 if TYPE_CHECKING:
     import pandas
 
-_SUMMED = ("count", "zero", "nan", "inf", "bytes", "sum", "sum_squares")
+_BASES = ("count", "zero", "nan", "inf", "sum_squares")  # what a treatment's ratios are taken of
+_SUMMED = (*_BASES, "bytes", "sum", "blocks", "zero_blocks")
 _LARGEST = ("amax", "max", "kurtosis")
 _SMALLEST = ("min",)
-_ERROR_SUMS = ("error_squares", "underflow", "saturated", "lost")
 
 Floats = npt.NDArray[np.float64]
 
@@ -39,50 +40,76 @@ def as_trained(frame: pandas.DataFrame) -> pandas.DataFrame:
     """The table with each gradient's errors as training makes them by default.
 
     For gradients the columns of `POW2_FORMATS` are those of the scaled treatment, whose own columns go; so `hifp8`
-    means in every row what a run with `--quant-type hifp8` does to that tensor.
+    means in every row what a run with `--quant-type hifp8` does to that tensor. Other treatments stay as they are.
     """
     gradient = frame["family"].isin(GRADIENT_FAMILIES)
     result = frame.copy(deep=False)
-    for name in POW2_FORMATS:
-        for part in (*_ERROR_SUMS, "sqnr_db"):
+    for name in set(POW2_FORMATS) & set(treatments_of(frame)):
+        for part in (*ERROR_FIELDS, "sqnr_db"):
             scaled = f"{name}{POW2_SUFFIX}.{part}"
             result[f"{name}.{part}"] = frame[f"{name}.{part}"].where(~gradient, frame[scaled])
             result = result.drop(columns=scaled)
-    return result
+    return result.copy()  # its columns together again: so many that were put in one by one are slow to work with
 
 
 def merged(frame: pandas.DataFrame, by: str | Sequence[str]) -> pandas.DataFrame:
     """One row a group of `by`, which become its index, with `rows` and these columns.
 
-    Sums (count, zero, nan, inf, bytes, sum, sum_squares and those of each treatment), extremes (amax, max, min,
-    kurtosis), and what follows from them: rms, mean, zero_percent, nonfinite, and for each treatment T `T.sqnr_db`,
-    `T.underflow_percent` of the non-zero, `T.saturated_percent` and `T.lost_percent` of the finite elements.
+    Sums (count, zero, nan, inf, bytes, sum, sum_squares, blocks, zero_blocks and those of each treatment), extremes
+    (amax, max, min, kurtosis), and what follows from them: rms, mean, zero_percent, nonfinite, and for each treatment T
+    `T.sqnr_db`, `T.relative_error` = sqrt(error / signal), `T.underflow_percent` of the non-zero, `T.saturated_percent`
+    and `T.lost_percent` of the finite elements. A treatment's figures are those of the rows that it was tried on (a
+    second use, `T@2`, not all tensors have), and NaN where there is none.
     """
     import pandas
 
-    names = treatments_of(frame)
-    how = dict.fromkeys(_SUMMED, "sum") | dict.fromkeys(_LARGEST, "max") | dict.fromkeys(_SMALLEST, "min")
-    how |= {f"{name}.{part}": "sum" for name in names for part in _ERROR_SUMS}
     groups = frame.groupby(by if isinstance(by, str) else list(by), sort=True, dropna=False)
-    result = groups.agg(how)
-    finite = result["count"] - result["nan"] - result["inf"]
-    derived: dict[str, Any] = {
-        "rows": groups.size(),
-        "rms": np.sqrt(result["sum_squares"] / finite),
-        "mean": result["sum"] / finite,
-        "zero_percent": 100 * result["zero"] / result["count"],
-        "nonfinite": result["nan"] + result["inf"],
+    how = dict.fromkeys(_LARGEST, "max") | dict.fromkeys(_SMALLEST, "min")
+    result = groups[[column for column in _SUMMED if column in frame]].sum().join(groups.agg(how))
+    derived = {"rows": groups.size()} | _derived(result)
+    parts = [result, pandas.DataFrame(derived)]
+    for tried, names in _by_rows_tried(frame).items():
+        rows = frame.loc[np.frombuffer(tried, dtype=bool)]
+        groups = rows.groupby(by if isinstance(by, str) else list(by), sort=True, dropna=False)
+        sums = groups[[*_BASES, *(f"{name}.{part}" for name in names for part in ERROR_FIELDS)]].sum()
+        parts.append(_errors(sums, names).reindex(result.index))
+    return pandas.concat(parts, axis=1)
+
+
+def _derived(sums: pandas.DataFrame) -> dict[str, pandas.Series]:
+    finite = sums["count"] - sums["nan"] - sums["inf"]
+    return {
+        "rms": np.sqrt(sums["sum_squares"] / finite),
+        "mean": sums["sum"] / finite,
+        "zero_percent": 100 * sums["zero"] / sums["count"],
+        "nonfinite": sums["nan"] + sums["inf"],
     }
+
+
+def _by_rows_tried(frame: pandas.DataFrame) -> dict[bytes, list[str]]:
+    """Treatments by the rows that have them: a mask of rows as bytes -> names."""
+    found: dict[bytes, list[str]] = {}
+    for name in treatments_of(frame):
+        found.setdefault(frame[f"{name}.error_squares"].notna().to_numpy().tobytes(), []).append(name)
+    return found
+
+
+def _errors(sums: pandas.DataFrame, names: Sequence[str]) -> pandas.DataFrame:
+    """The columns of treatments of groups, from sums over the rows that have them."""
+    import pandas
+
+    finite = sums["count"] - sums["nan"] - sums["inf"]
+    result: dict[str, Any] = {}
     for name in names:
-        derived[f"{name}.sqnr_db"] = sqnr_db(
-            result["sum_squares"].to_numpy(float),
-            result[f"{name}.error_squares"].to_numpy(float),
-            result[f"{name}.lost"].to_numpy(float),
-        )
-        derived[f"{name}.underflow_percent"] = 100 * result[f"{name}.underflow"] / (finite - result["zero"])
+        error = {part: sums[f"{name}.{part}"] for part in ERROR_FIELDS}
+        result |= {f"{name}.{part}": values for part, values in error.items()}
+        arrays = (values.to_numpy(float) for values in (sums["sum_squares"], error["error_squares"], error["lost"]))
+        result[f"{name}.sqnr_db"] = sqnr_db(*arrays)
+        result[f"{name}.relative_error"] = np.sqrt(error["error_squares"] / sums["sum_squares"])
+        result[f"{name}.underflow_percent"] = 100 * error["underflow"] / (finite - sums["zero"])
         for part in ("saturated", "lost"):
-            derived[f"{name}.{part}_percent"] = 100 * result[f"{name}.{part}"] / finite
-    return pandas.concat([result, pandas.DataFrame(derived)], axis=1)
+            result[f"{name}.{part}_percent"] = 100 * error[part] / finite
+    return pandas.DataFrame(result, index=sums.index)
 
 
 def sqnr_db(signal_squares: Floats, error_squares: Floats, lost: Floats) -> Floats:

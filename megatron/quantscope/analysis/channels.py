@@ -16,6 +16,7 @@ from megatron.quantscope.formats.patterns import PATTERN_DTYPES
 
 _TOKEN_DIMS = 2
 _MAGNITUDE_BITS = 0x7FFF
+_CHUNK = 1 << 18  # elements whose magnitudes stay in the cache
 
 
 def tokens_by_channels(tensor: Tensor) -> Tensor:
@@ -32,12 +33,17 @@ def channel_amax(tensor: Tensor) -> npt.NDArray[np.float32]:
     if tensor.numel() == 0:
         return np.zeros(0, dtype=np.float32)
     matrix = tokens_by_channels(tensor.detach())
-    if matrix.dtype in PATTERN_DTYPES:  # bits without the sign order as magnitudes do, NaN above all, and faster
-        largest = (matrix.contiguous().view(torch.int16) & _MAGNITUDE_BITS).amax(dim=0).view(matrix.dtype)
-    else:
-        largest = matrix.abs().amax(dim=0)
-    result: npt.NDArray[np.float32] = largest.float().numpy()
+    rows = max(1, _CHUNK // matrix.shape[1])
+    largest = torch.stack([_largest_of_channels(part) for part in torch.split(matrix, rows)]).amax(dim=0)
+    result: npt.NDArray[np.float32] = largest.view(matrix.dtype).float().numpy()
     return result
+
+
+def _largest_of_channels(matrix: Tensor) -> Tensor:
+    """[channels] of [tokens, channels]; of bf16 and fp16 their bits, which order as magnitudes do, NaN above all."""
+    if matrix.dtype in PATTERN_DTYPES:
+        return (matrix.contiguous().view(torch.int16) & _MAGNITUDE_BITS).amax(dim=0)
+    return matrix.abs().amax(dim=0)
 
 
 def max_pooled(tensor: Tensor, tokens: int, channels: int) -> npt.NDArray[np.float32]:

@@ -1,13 +1,12 @@
-"""The second look at a few tensors, once the summaries have said which: attention, surfaces, runs side by side."""
+"""The second look at a few tensors, once the summaries have said which: attention and surfaces."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from megatron.quantscope.analysis.attention import attention_pairs, view_attention
-from megatron.quantscope.analysis.divergence import compare_pair, divergence_pairs
-from megatron.quantscope.analysis.study import ordered_types
 from megatron.quantscope.analysis.surfaces import surface_places, view_surface
+from megatron.quantscope.analysis.tables import RECORD_COLUMNS, summary_columns
 from megatron.quantscope.analysis.workers import Workers
 
 if TYPE_CHECKING:
@@ -15,14 +14,17 @@ if TYPE_CHECKING:
 
 
 def collect_details(summary: pandas.DataFrame, workers: Workers) -> dict[str, list[Any]]:
-    """Read what the detailed figures need: the fields `attention`, `surfaces` and `divergences` of a `Study`.
+    """Read what the detailed figures need: the fields `attention` and `surfaces` of a `Study`.
 
-    What can not be read is left out; the scan has listed it.
+    What can not be read is left out; the scan has listed it. So are rows of which only statistics were kept.
     """
-    baseline = ordered_types(summary["quant_type"].unique())[0]
+    lists = [name for name, kind in summary_columns(()).items() if kind.startswith("list<")]
+    stored = [name for name in lists if name in summary and name not in RECORD_COLUMNS]
+    summary = summary[summary["file"].notna()].drop(columns=stored)
+    if summary.empty:
+        return {}
     views = {
         "attention": workers.map(view_attention, attention_pairs(summary)),
         "surfaces": workers.map(view_surface, surface_places(summary)),
-        "divergences": workers.map(compare_pair, divergence_pairs(summary, baseline)),
     }
     return {name: [view for view in found if view is not None] for name, found in views.items()}

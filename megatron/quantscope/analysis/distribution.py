@@ -9,7 +9,9 @@ Kurtosis is E[x^4] / E[x^2]^2 about zero: 3 for a Gaussian; it grows with outlie
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from statistics import NormalDist
 
 import numpy as np
@@ -17,7 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from megatron.quantscope.analysis.elementwise import WeightedValues
+from megatron.quantscope.formats import bit_pattern_counts
+from megatron.quantscope.formats.patterns import PATTERN_DTYPES, PATTERNS, bit_patterns
 
 NORMAL_SCORES = tuple(step / 4 for step in range(-18, 19))
 _QUARTILES = (0.25, 0.75)
@@ -27,6 +30,7 @@ TOP = 3
 _SAMPLE = 1 << 20  # elements of a wide tensor that quantiles are taken from
 
 Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,32 +50,12 @@ class Distribution:
     kurtosis: float | None = None
 
 
-def distribution_of(tensor: Tensor, weighted: WeightedValues | None) -> Distribution:
-    """The distribution of a floating-point tensor.
-
-    Args:
-        tensor: Any shape.
-        weighted: Its finite values, ascending, with counts, where they are known; None: they are read from `tensor`.
-    """
-    if weighted is None:
-        values, top, kurtosis = _from_wide(tensor)
-        counts = np.ones(len(values), dtype=np.int64)
-    else:
-        values, counts = weighted.values.double().numpy(), weighted.counts
-        top = _largest(values, counts)
-        kurtosis = _kurtosis(values, counts)
-    if not len(values):
-        return Distribution()
-    magnitudes, order = np.abs(values), np.argsort(np.abs(values), kind="stable")
-    return Distribution(
-        quantiles=tuple(float(value) for value in weighted_quantiles(values, counts, QUANTILE_LEVELS)),
-        median_magnitude=float(weighted_quantiles(magnitudes[order], counts[order], (0.5,))[0]),
-        top=top,
-        kurtosis=kurtosis,
-    )
+def distribution_of(x: Tensor) -> Distribution:
+    """The distribution of a floating-point tensor of any shape."""
+    return _of_patterns(x) if x.dtype in PATTERN_DTYPES else _of_wide(x)
 
 
-def weighted_quantiles(values: Floats, counts: npt.NDArray[np.int64], levels: tuple[float, ...]) -> Floats:
+def weighted_quantiles(values: Floats, counts: Integers, levels: tuple[float, ...]) -> Floats:
     """The smallest of the ascending `values` with at least a share `level` of all elements not above it."""
     cumulative = np.cumsum(counts)
     index = np.searchsorted(cumulative, np.asarray(levels) * cumulative[-1], side="left")
@@ -94,26 +78,67 @@ def box_statistics(quantiles: npt.ArrayLike) -> dict[str, float]:
     return {"low": low, "lower": lower, "median": median, "upper": upper, "high": high}
 
 
-def _from_wide(tensor: Tensor) -> tuple[Floats, tuple[float, ...], float | None]:
-    flat = tensor.detach().reshape(-1)
-    stride = max(1, flat.numel() // _SAMPLE)
-    spaced = flat[::stride].double()
-    sample: Floats = torch.sort(spaced[torch.isfinite(spaced)]).values.numpy()
-    magnitudes = torch.where(torch.isfinite(flat), flat, 0).abs()
-    finite = int(torch.isfinite(flat).sum())
-    top = torch.topk(magnitudes, min(TOP, finite)).values.double().tolist()
-    return sample, tuple(top), _kurtosis(sample, np.ones(len(sample), dtype=np.int64))
+def _of_patterns(x: Tensor) -> Distribution:
+    """Of a bf16 or fp16 tensor, exactly: all its values are known by number, and the patterns are in order of size."""
+    counts, magnitudes = bit_pattern_counts(x), _pattern_magnitudes(x.dtype)
+    positive, negative = (counts[start : start + len(magnitudes)] for start in (0, PATTERNS // 2))
+    both = positive + negative
+    used = np.flatnonzero(both[1:]) + 1
+    around = slice(used[0], used[-1] + 1) if len(used) else slice(0)
+    magnitudes, zeros, both = magnitudes[around], both[:1], both[around]
+    if not zeros[0] + len(used):
+        return Distribution()
+    values = np.concatenate([-magnitudes[::-1], [0.0], magnitudes])
+    value_counts = np.concatenate([negative[around][::-1], zeros, positive[around]])
+    sizes, size_counts = np.concatenate([[0.0], magnitudes]), np.concatenate([zeros, both])
+    largest = [place - around.start + 1 for place in used[: -TOP - 1 : -1]] + [0]
+    return _distribution(
+        values, value_counts, sizes, size_counts, _repeated((sizes[place], size_counts[place]) for place in largest)
+    )
 
 
-def _largest(values: Floats, counts: npt.NDArray[np.int64]) -> tuple[float, ...]:
-    ends = np.concatenate([np.arange(min(TOP, len(values))), np.arange(max(TOP, len(values) - TOP), len(values))])
-    repeated = np.repeat(np.abs(values[ends]), np.minimum(counts[ends], TOP))
-    return tuple(float(value) for value in np.sort(repeated)[::-1][:TOP])
+def _of_wide(x: Tensor) -> Distribution:
+    """Of a tensor of another dtype: quantiles and kurtosis of an evenly spaced sample."""
+    flat = x.detach().reshape(-1)
+    spaced = flat[:: max(1, flat.numel() // _SAMPLE)].double()
+    values: Floats = torch.sort(spaced[torch.isfinite(spaced)]).values.numpy()
+    if not len(values):
+        return Distribution()
+    ones = np.ones(len(values), dtype=np.int64)
+    finite = torch.isfinite(flat)
+    top = torch.topk(torch.where(finite, flat, 0).abs(), min(TOP, int(finite.sum()))).values.double().tolist()
+    return _distribution(values, ones, np.sort(np.abs(values)), ones, top)
 
 
-def _kurtosis(values: Floats, counts: npt.NDArray[np.int64]) -> float | None:
-    amax = float(np.abs(values).max(initial=0.0))
+def _distribution(
+    values: Floats, counts: Integers, sizes: Floats, size_counts: Integers, top: Iterable[float]
+) -> Distribution:
+    """From values and magnitudes, both ascending, and how often each occurs."""
+    return Distribution(
+        quantiles=tuple(weighted_quantiles(values, counts, QUANTILE_LEVELS).tolist()),
+        median_magnitude=float(weighted_quantiles(sizes, size_counts, (0.5,))[0]),
+        top=tuple(top),
+        kurtosis=_kurtosis(sizes, size_counts),
+    )
+
+
+def _repeated(counted: Iterable[tuple[float, int]]) -> list[float]:
+    """The first `TOP` of numbers, each as often as it is there."""
+    return [float(number) for number, count in counted for _ in range(min(count, TOP))][:TOP]
+
+
+def _kurtosis(sizes: Floats, counts: Integers) -> float | None:
+    amax = float(sizes[-1])
     if amax == 0:
         return None
-    squares = np.square(values / amax)  # no power overflows
-    return float(np.dot(np.square(squares), counts) * counts.sum() / np.dot(squares, counts) ** 2)
+    squares = np.square(sizes / amax)  # no power overflows
+    weights = counts.astype(np.float64)
+    return float((np.square(squares) @ weights) * weights.sum() / (squares @ weights) ** 2)
+
+
+@cache
+def _pattern_magnitudes(dtype: torch.dtype) -> Floats:
+    """The finite magnitudes of bf16 or fp16: ascending, each at the place of its bits."""
+    values = bit_patterns(dtype)[: PATTERNS // 2]
+    magnitudes: Floats = values[torch.isfinite(values)].double().numpy()
+    return magnitudes

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from megatron.quantscope.analysis.aggregate import as_trained
 from megatron.quantscope.analysis.attention import AttentionView
-from megatron.quantscope.analysis.divergence import Divergence
+from megatron.quantscope.analysis.scan import ScanLog
 from megatron.quantscope.analysis.surfaces import Surface
 from megatron.quantscope.flags.quantization import UNQUANTIZED
 from megatron.quantscope.formats import FORMATS
 
 if TYPE_CHECKING:
     import pandas
+
+    from megatron.quantscope.analysis.findings import Finding
 
 _PLAIN_TYPES = ("fp32", "float32", "bf16", "bfloat16", UNQUANTIZED, "fp16", "float16")
 
@@ -33,7 +35,10 @@ class Study:
         problems: One line for everything that could not be read.
         attention: Recomputed attention of some layers.
         surfaces: Tokens by channels of a few tensors.
-        divergences: How far the runs of other types are from the baseline.
+        comparison: A row a tensor that was compared with the baseline's (`comparison.compare`); None: nothing was.
+        findings: What stands out, the most severe first (`findings.find`).
+        selection: What was asked for, in words, where that is not the whole capture; for captions.
+        scan: How many tensors were read for it, and how many were known.
     """
 
     source: str
@@ -44,7 +49,10 @@ class Study:
     problems: list[str] = field(default_factory=list)
     attention: list[AttentionView] = field(default_factory=list)
     surfaces: list[Surface] = field(default_factory=list)
-    divergences: list[Divergence] = field(default_factory=list)
+    comparison: pandas.DataFrame | None = None
+    findings: list[Finding] = field(default_factory=list)
+    selection: str = ""
+    scan: ScanLog = field(default_factory=ScanLog)
 
     @cached_property
     def types(self) -> list[str]:

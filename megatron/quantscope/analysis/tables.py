@@ -5,22 +5,28 @@
 
 `offset` says where in a segment a tensor lies; it is null for a file of one tensor (`location_of` reads both).
 
-A treatment `mxfp8` has the columns `mxfp8.sqnr_db`, `mxfp8.error_squares`, `mxfp8.underflow`, `mxfp8.saturated` and
-`mxfp8.lost`: elements, which add up over rows as `error_squares` does. A histogram has its first exponent and its
-counts in two columns. The column `quantiles` belongs to the levels `distribution.QUANTILE_LEVELS`.
+A treatment `mxfp8` has the columns `mxfp8.sqnr_db`, `mxfp8.error_squares`, `mxfp8.underflow`, `mxfp8.saturated`,
+`mxfp8.lost` (elements) and `mxfp8.dead_blocks`; all but the first add up over rows. Those of `mxfp8@2` are null where a
+tensor goes into one GEMM only; `gemms` names them in the order of the uses. A histogram has its first exponent and its
+counts in two columns. `block_exponent_*` is that of the amax of blocks along the first use, `block2_*` along the
+second; `block_fraction_counts` holds the same blocks by exponent and fraction of amax, [exponents, 4] row by row
+(`formats.blocks`). The column `quantiles` belongs to the levels `distribution.QUANTILE_LEVELS`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from megatron.quantscope.analysis.blocks import BlockSummary
 from megatron.quantscope.analysis.exponents import ExponentHistogram
 from megatron.quantscope.analysis.format_errors import FormatError
+from megatron.quantscope.analysis.identity import KEY
 from megatron.quantscope.analysis.roles import module_label, role_of
 from megatron.quantscope.analysis.summary import TensorSummary
 from megatron.quantscope.capture.location import Location
@@ -34,7 +40,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 _TEXT, _INT, _FLOAT, _BOOL = "string", "int64", "float64", "bool"
-_INTS, _FLOATS, _FLOAT32S = "list<int64>", "list<float64>", "list<float32>"
+_TEXTS, _INTS, _FLOATS, _FLOAT32S = "list<string>", "list<int64>", "list<float64>", "list<float32>"
 _GROUP_ROWS = 4096  # rows that are held before they go to disk
 
 RECORD_COLUMNS: Mapping[str, str] = {
@@ -47,6 +53,8 @@ RECORD_COLUMNS: Mapping[str, str] = {
     "iteration": _INT,
     "micro_batch": _INT,
     "rank": _INT,
+    "tp_rank": _INT,
+    "counter": _INT,
     "sample_idx": _INT,
     "layer_type": _TEXT,
     "layer_idx": _INT,
@@ -56,9 +64,13 @@ RECORD_COLUMNS: Mapping[str, str] = {
     "phase": _TEXT,
     "tensor_name": _TEXT,
     "gemm": _TEXT,
+    "gemms": _TEXTS,
     "stage": _TEXT,
+    "shard": _TEXT,
     "shape": _INTS,
     "dtype": _TEXT,
+    "head_dim": _INT,
+    "softmax_scale": _FLOAT,
     "site": _TEXT,
     "symbol": _TEXT,
     "family": _TEXT,
@@ -85,14 +97,21 @@ DISTRIBUTION_COLUMNS: Mapping[str, str] = {
     "quantiles": _FLOATS,
     "channel_amax": _FLOAT32S,
 }
+BLOCK_PREFIXES = ("block", "block2")  # by use
 HISTOGRAM_COLUMNS: Mapping[str, str] = {
     "exponent_first": _INT,
     "exponent_counts": _INTS,
+    "blocks": _INT,
+    "zero_blocks": _INT,
     "block_exponent_first": _INT,
     "block_exponent_counts": _INTS,
+    "block_fraction_counts": _INTS,
+    "block2_exponent_first": _INT,
+    "block2_exponent_counts": _INTS,
+    "block2_fraction_counts": _INTS,
     "block_depths": _INTS,
 }
-_ERROR_FIELDS = tuple(field.name for field in fields(FormatError))
+ERROR_FIELDS = tuple(field.name for field in fields(FormatError))
 
 
 def error_columns(treatments: Iterable[str]) -> dict[str, str]:
@@ -100,13 +119,13 @@ def error_columns(treatments: Iterable[str]) -> dict[str, str]:
     columns = {}
     for name in treatments:
         columns[f"{name}.sqnr_db"] = _FLOAT
-        columns |= {f"{name}.{field}": _FLOAT if field == "error_squares" else _INT for field in _ERROR_FIELDS}
+        columns |= {f"{name}.{field}": _FLOAT if field == "error_squares" else _INT for field in ERROR_FIELDS}
     return columns
 
 
 def summary_columns(treatments: Iterable[str]) -> dict[str, str]:
     """All columns of summary.parquet and their types."""
-    own = {**RECORD_COLUMNS, **STATISTICS_COLUMNS, **DISTRIBUTION_COLUMNS, **HISTOGRAM_COLUMNS}
+    own = {**RECORD_COLUMNS, KEY: _TEXT, **STATISTICS_COLUMNS, **DISTRIBUTION_COLUMNS, **HISTOGRAM_COLUMNS}
     return own | error_columns(treatments)
 
 
@@ -119,6 +138,9 @@ def record_row(record: TensorRecord) -> Row:
         "symbol": role.symbol,
         "family": role.family,
         "operand": role.operand,
+        "gemms": [use.gemm for use in role.uses],
+        "tp_rank": record.parallel.get("tp_rank"),
+        "shard": json.dumps([dict(split) for split in record.shard]) if record.shard else None,
         "shape": None if record.shape is None else list(record.shape),
     }
     return {name: derived[name] if name in derived else getattr(record, name) for name in RECORD_COLUMNS}
@@ -134,9 +156,8 @@ def location_of(row: Mapping[str, Any] | pandas.Series) -> Location:
 
 def summary_row(record: TensorRecord, summary: TensorSummary) -> Row:
     """The row of summary.parquet of one tensor."""
-    statistics, distribution, blocks = summary.statistics, summary.distribution, summary.blocks
+    statistics, distribution = summary.statistics, summary.distribution
     exponents = ExponentHistogram.of(statistics.exponents)
-    block_exponents = ExponentHistogram.of(blocks.amax_exponents if blocks else {})
     row = record_row(record) | {name: getattr(statistics, name) for name in STATISTICS_COLUMNS}
     row |= {
         "median_magnitude": distribution.median_magnitude,
@@ -146,13 +167,26 @@ def summary_row(record: TensorRecord, summary: TensorSummary) -> Row:
         "channel_amax": summary.channel_amax.tolist(),
         "exponent_first": exponents.first,
         "exponent_counts": exponents.counts.tolist(),
-        "block_exponent_first": block_exponents.first,
-        "block_exponent_counts": block_exponents.counts.tolist(),
-        "block_depths": blocks.depths.tolist() if blocks else [],
     }
+    row |= _block_columns(summary.blocks)
     for name, error in summary.errors.items():
         row[f"{name}.sqnr_db"] = error.sqnr_db(statistics.sum_squares)
-        row |= {f"{name}.{field}": getattr(error, field) for field in _ERROR_FIELDS}
+        row |= {f"{name}.{field}": getattr(error, field) for field in ERROR_FIELDS}
+    return row
+
+
+def _block_columns(by_use: Sequence[BlockSummary]) -> Row:
+    """What is known of the blocks along each use; empty histograms where there is none."""
+    first = by_use[0] if by_use else None
+    row: Row = {
+        "blocks": first.total if first else 0,
+        "zero_blocks": first.zero if first else 0,
+        "block_depths": first.depths.tolist() if first and first.depths is not None else [],
+    }
+    for prefix, blocks in zip_longest(BLOCK_PREFIXES, by_use):
+        row[f"{prefix}_exponent_first"] = blocks.first if blocks else 0
+        row[f"{prefix}_exponent_counts"] = blocks.amax.sum(axis=1).tolist() if blocks else []
+        row[f"{prefix}_fraction_counts"] = blocks.amax.ravel().tolist() if blocks else []
     return row
 
 

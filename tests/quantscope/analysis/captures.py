@@ -111,6 +111,7 @@ def _tap(session, module, layer_type, layer, tensors, dtype, spoil) -> None:
         component="linear" if layer_type == "linear" else "FA",
         layer_idx=layer,
         formats={},
+        **({"head_dim": HEAD_DIM, "softmax_scale": HEAD_DIM**-0.5} if layer_type == "attention" else {}),
     )
     tap = site.tap()
     for (operation, phase, name), tensor in tensors.items():

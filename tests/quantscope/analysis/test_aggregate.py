@@ -18,6 +18,7 @@ from megatron.quantscope.analysis.aggregate import (
     treatments_of,
 )
 from megatron.quantscope.analysis.format_errors import treatments
+from megatron.quantscope.analysis.roles import role_of
 from megatron.quantscope.analysis.summary import summarize
 from megatron.quantscope.analysis.tables import summary_row
 from megatron.quantscope.capture import TensorRecord
@@ -32,7 +33,7 @@ def row_of(tensor, layer=0, name="input", path="/a"):
         path=path, bytes=1, layer_type="linear", operation="forward", quant_type="bf16", tensor_name=name,
         layer_idx=layer, module=f"decoder.layers.{layer}.mlp.linear_fc1",
     )  # fmt: skip
-    return summary_row(record, summarize(tensor, axis=-1, treatments=TRIED))
+    return summary_row(record, summarize(tensor, role_of("linear", name), treatments=TRIED))
 
 
 @pytest.fixture
@@ -51,6 +52,7 @@ def test_merging_is_exact(parts):
         squares, underflow, _ = numpy_error(whole, fake_quantize(whole, fmt))
         expected = 10 * np.log10(np.square(whole.double().numpy()).sum() / squares)
         assert row[f"{fmt.name}.sqnr_db"] == pytest.approx(expected, rel=1e-9)
+        assert row[f"{fmt.name}.relative_error"] == pytest.approx(10 ** (-expected / 20), rel=1e-9)
         assert row[f"{fmt.name}.underflow_percent"] == pytest.approx(100 * underflow / int((whole != 0).sum()))
 
 
@@ -77,6 +79,10 @@ def test_gradients_take_the_scaled_treatment_and_nothing_else_does():
     frame = pd.DataFrame([row_of(small, name="grad_output"), row_of(small, name="input")])
     trained = as_trained(frame)
     assert set(treatments_of(trained)) == {one.name for one in TRIED if not one.scaled}
+    assert trained["fp16.dead_blocks"].tolist() == [frame["fp16_pow2.dead_blocks"][0], frame["fp16.dead_blocks"][1]]
+    assert trained["mxfp4_rceil@2.sqnr_db"].equals(frame["mxfp4_rceil@2.sqnr_db"])
+    restricted = frame[[column for column in frame if not column.startswith(("hifp8", "fp16"))]]
+    assert list(as_trained(restricted)) == list(restricted)
     assert trained["hifp8.underflow"].tolist() == [frame["hifp8_pow2.underflow"][0], frame["hifp8.underflow"][1]]
     assert trained["hifp8.sqnr_db"][0] > 25 > trained["hifp8.sqnr_db"][1]
     assert "hifp8_pow2.sqnr_db" in frame  # the table itself is left as it was
@@ -105,3 +111,30 @@ def test_images_hold_percentages_and_channel_maxima(parts):
     layers, channels, maxima = channels_by_layer(frame, tiles=16)
     assert (channels, maxima.shape) == (64, (2, 16))
     assert maxima[1].max() == parts[2].abs().max().item()
+
+
+def test_a_second_use_is_that_of_the_tensors_that_have_one(parts):
+    """An output goes into no GEMM: where it is merged with an input, `@2` is the input's alone."""
+    x, y = row_of(parts[0]), row_of(parts[2], name="output")
+    frame = pd.DataFrame([x, y]).assign(all=0)
+    both, alone = merged(frame, "all").loc[0], merged(frame[:1], "all").loc[0]
+    for figure in (
+        "sqnr_db",
+        "relative_error",
+        "underflow_percent",
+        "saturated_percent",
+        "error_squares",
+        "dead_blocks",
+    ):
+        assert both[f"mxfp4@2.{figure}"] == alone[f"mxfp4@2.{figure}"]
+    assert both["mxfp4.error_squares"] == x["mxfp4.error_squares"] + y["mxfp4.error_squares"]
+    assert np.isnan(merged(frame[1:], "all").loc[0, "mxfp4@2.sqnr_db"])
+    assert (both["blocks"], both["zero_blocks"]) == (64, 0)
+
+
+def test_blocks_and_dead_blocks_add_up():
+    x = torch.zeros(4, 64)
+    x[1, :32], x[2, 40] = 1.0, 2.0**-30  # beyond hifp8 and fp16
+    row = merged(pd.DataFrame([row_of(x.bfloat16()), row_of(x.bfloat16(), layer=1)]), "site").loc["fc1.x"]
+    assert (row["blocks"], row["zero_blocks"]) == (16, 12)
+    assert (row["hifp8.dead_blocks"], row["fp16.dead_blocks"], row["mxfp4.dead_blocks"]) == (2, 2, 0)

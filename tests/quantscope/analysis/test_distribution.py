@@ -10,16 +10,11 @@ from megatron.quantscope.analysis.distribution import (
     score_quantiles,
     weighted_quantiles,
 )
-from megatron.quantscope.analysis.elementwise import weighted_values
-
-
-def narrow(x):
-    return distribution_of(x, next(iter(weighted_values(x))))
 
 
 def test_quantiles_median_top_and_kurtosis_equal_numpy(rough):
     x = rough[rough.abs() < 1e30].bfloat16()
-    found, plain = narrow(x), x.double().numpy().ravel()
+    found, plain = distribution_of(x), x.double().numpy().ravel()
     expected = np.quantile(plain, QUANTILE_LEVELS, method="inverted_cdf")
     np.testing.assert_array_equal(found.quantiles, expected)
     assert found.median_magnitude == np.quantile(np.abs(plain), 0.5, method="inverted_cdf")
@@ -29,7 +24,7 @@ def test_quantiles_median_top_and_kurtosis_equal_numpy(rough):
 
 def test_wide_dtypes_give_the_same(rough):
     x = rough.bfloat16()
-    wide, found = distribution_of(x.float(), None), narrow(x)
+    wide, found = distribution_of(x.float()), distribution_of(x)
     assert wide.top == found.top
     assert wide.quantiles == found.quantiles
     assert wide.kurtosis == pytest.approx(found.kurtosis, rel=1e-12)
@@ -37,7 +32,7 @@ def test_wide_dtypes_give_the_same(rough):
 
 def test_a_gaussian_has_kurtosis_three_and_lies_on_the_diagonal():
     x = torch.randn(1 << 18, generator=torch.Generator().manual_seed(0))
-    found = distribution_of(x, None)
+    found = distribution_of(x)
     assert found.kurtosis == pytest.approx(3.0, abs=0.05)
     middle = slice(6, -6)
     np.testing.assert_allclose(score_quantiles(found.quantiles)[middle], NORMAL_SCORES[middle], atol=0.03)
@@ -51,16 +46,16 @@ def test_odd_tensors(dtype):
     nothing = torch.tensor([float("nan"), float("inf")], dtype=dtype)
     zero = torch.zeros(2, dtype=dtype)
     for x in (nothing, zero):
-        found = narrow(x) if dtype == torch.bfloat16 else distribution_of(x, None)
+        found = distribution_of(x)
         assert found.kurtosis is None
         assert found.top == (() if x is nothing else (0.0, 0.0))
     one = torch.tensor([-2.0, float("nan")], dtype=dtype)
-    assert (narrow(one) if dtype == torch.bfloat16 else distribution_of(one, None)).top == (2.0,)
+    assert distribution_of(one).top == (2.0,)
 
 
 def test_repeated_extremes_count_as_often_as_they_are_there():
-    assert narrow(torch.tensor([5.0, -5.0, 5.0, 1.0, -5.0], dtype=torch.bfloat16)).top == (5.0, 5.0, 5.0)
-    assert narrow(torch.tensor([5.0, -4.0, 1.0, 4.0], dtype=torch.bfloat16)).top == (5.0, 4.0, 4.0)
+    assert distribution_of(torch.tensor([5.0, -5.0, 5.0, 1.0, -5.0], dtype=torch.bfloat16)).top == (5.0, 5.0, 5.0)
+    assert distribution_of(torch.tensor([5.0, -4.0, 1.0, 4.0], dtype=torch.bfloat16)).top == (5.0, 4.0, 4.0)
 
 
 def test_weighted_quantiles_count_weights():

@@ -6,7 +6,7 @@ from megatron.quantscope.analysis.details import collect_details
 from megatron.quantscope.analysis.exponents import ExponentHistogram
 from megatron.quantscope.analysis.format_errors import treatments
 from megatron.quantscope.analysis.scan import ScanLog, distinct_tensors, scan
-from megatron.quantscope.analysis.tables import read_table, record_row, summary_columns, write_table
+from megatron.quantscope.analysis.tables import read_table, summary_columns, write_table
 from megatron.quantscope.analysis.workers import worker_pool
 from megatron.quantscope.capture import open_capture
 from tests.quantscope.analysis.captures import save, write_capture
@@ -126,19 +126,26 @@ def test_details_of_a_segment_capture_are_those_of_a_pt_capture(tmp_path):
         assert np.array_equal(one.maps, other.maps)
     for one, other in zip(of_pt["surfaces"], of_segment["surfaces"], strict=True):
         assert np.array_equal(one.values, other.values)
-    for one, other in zip(of_pt["divergences"], of_segment["divergences"], strict=True):
-        assert (one.pair.site, one.sqnr_db, one.cosine) == (other.pair.site, other.sqnr_db, other.cosine)
 
 
-def test_rows_of_statistics_alone_are_told_in_one_line(tmp_path):
+def test_rows_of_statistics_alone_come_from_the_manifest(tmp_path):
     write_capture(tmp_path, "bf16", layers=1)
     write_capture(tmp_path, "mxfp8", layers=1, mode="statistics")
     capture = open_capture(tmp_path)
     rows, log = scanned(capture)
-    assert {row["quant_type"] for row in rows} == {"bf16"}
-    (problem,) = log.problems
-    assert problem.reason == "36 rows have statistics only: there is no tensor to analyse"
-    assert record_row(capture.records[-1])["file"] is None
+    assert [row["quant_type"] for row in rows] == ["bf16"] * 32 + ["mxfp8"] * 32
+    assert (log.files, log.without_tensor, log.problems) == (32, 32, [])
+    assert {row["file"] for row in rows[32:]} == {None}
+    assert len(distinct_tensors(capture)) == 32
+
+
+def test_only_the_records_that_are_asked_for(tmp_path):
+    capture = open_capture(write_capture(tmp_path, layers=1))
+    log = ScanLog()
+    with worker_pool(1) as pool:
+        rows = list(scan(capture, pool, TRIED, log, records=capture.records[3:5]))
+    assert [row["file"] for row in rows] == [str(record.path) for record in capture.records[3:5]]
+    assert log.files == 2
 
 
 def test_a_table_is_complete_or_absent(tmp_path):

@@ -112,13 +112,21 @@ def test_band_use_of_gradients_is_shown_scaled_too():
     assert math.isnan(full_precision_percent(frame_of([torch.zeros(4)], "activation")))
 
 
+def worst_operands(summary, fmt="mxfp8", count=2):
+    """The sites whose operands lose most, by hand: the lowest SQNR of each site, the lowest sites first."""
+    operands = summary[summary["operand"] & summary["symbol"].ne("p")]
+    return operands.groupby("site")[f"{fmt}.sqnr_db"].min().nsmallest(count).index
+
+
 def test_surfaces_are_of_the_most_pronounced_tensors(tables, tmp_path):
     _, summary, details = tables
     spiked = summary.assign(amax=summary["amax"].where(summary["site"] != "fc2.y", 1e6))
     places = surface_places(spiked)
+    outliers, lossy = ([place for place in places if place.outliers is kind] for kind in (True, False))
     assert places[0].site == "fc2.y"
-    assert len({place.site for place in places}) == len(places) == 4
-    assert len(details["surfaces"]) == 4
+    assert len({place.site for place in outliers}) == len(outliers) == 4
+    assert [place.site for place in lossy] == list(worst_operands(summary))
+    assert len(details["surfaces"]) == 6
     x = torch.zeros(300, 1, 200)
     x[3, 0, 150] = -7.0
     file = Location(save(tmp_path / "x.pt", x))
