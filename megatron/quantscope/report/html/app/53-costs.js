@@ -1,0 +1,126 @@
+"use strict";
+
+/* What each format costs: SQNR of all operands of a run as a box a format and rule. */
+
+Report.costs = (() => {
+  const { fill, one } = Report.dom;
+  const { plain } = Report.numbers;
+  const FORMAT_ROW = 26;
+  const NARROW = 700; // pixels under which the words beside the boxes have no room
+
+  /* One box a format and rule over all operands of the run, along the first GEMM's axis. */
+  function draw(root, choice) {
+    const boxes = Report.data.formats
+      .flatMap((format) => (format.rules.length ? format.rules : [""]).map((rule) => boxOf(format, rule, choice)))
+      .filter(Boolean);
+    const note = one("[data-role=formats-note]", root);
+    if (!boxes.length) return void fill(note, "The capture has no figures of formats.");
+    fill(
+      note,
+      `SQNR of every GEMM operand of the ${Report.controls.runTitle(choice.type)} run, quantised offline: the box holds half of them, the line is the median; 6 dB are one bit. Points lie more than 1.5 boxes out. A click opens the format's heatmap.`,
+    );
+    const node = one("[data-plot=formats]", root);
+    const range = rangeOf(boxes);
+    return Report.plots
+      .draw(node, (colors) => ({
+        traces: boxes.map((box) => boxTrace(box, colors)),
+        layout: {
+          height: boxes.length * FORMAT_ROW + 70,
+          showlegend: false,
+          margin: { l: 130, r: node.clientWidth < NARROW ? 12 : 190, t: 8, b: 44 },
+          xaxis: { title: "SQNR, dB", zeroline: false, range },
+          yaxis: { autorange: "reversed", showgrid: false },
+          annotations:
+            node.clientWidth < NARROW
+              ? []
+              : boxes.map((box) => ({
+                  x: 1,
+                  xref: "paper",
+                  xanchor: "left",
+                  xshift: 6,
+                  y: plain(box.title),
+                  text: box.words,
+                  showarrow: false,
+                  font: { size: 11, color: colors.muted },
+                })),
+        },
+      }))
+      .then(() =>
+        Report.plots.onClick(node, (point) => {
+          const box = boxes[point.curveNumber];
+          if (box)
+            Report.router.go(
+              Report.router.hashOf("heatmap", [], {
+                ...Report.router.carried(),
+                metric: "sqnr",
+                format: box.format.name,
+                rule: box.rule,
+                tensor: "operands",
+              }),
+            );
+        }),
+      );
+  }
+
+  /* Formats of at most 8 bits fill the axis; what 16 bits do better is told in words. */
+  function rangeOf(boxes) {
+    const narrow = boxes.filter(({ format }) => (format.bits ?? 8) <= 8).flatMap(({ numbers }) => numbers);
+    const [low, high] = Report.scales.rangeOf(narrow.length ? narrow : boxes.flatMap(({ numbers }) => numbers));
+    return [Math.min(0, low - 1), high * 1.05 + 1];
+  }
+
+  function boxOf(format, rule, choice) {
+    const column = Report.data.columnName("sqnr", { format: format.name, rule });
+    const values = Report.data.valuesOf(column);
+    if (!values) return null;
+    const { axes, cells } = Report.data;
+    const [type, iteration, rank] = [
+      axes.types.indexOf(choice.type),
+      axes.iterations.indexOf(choice.iteration),
+      axes.ranks.indexOf(choice.rank),
+    ];
+    const operands = new Set(axes.operands.map((site) => axes.sites.indexOf(site)));
+    const picked = [];
+    for (let cell = 0; cell < values.length; cell += 1) {
+      if (
+        cells.type[cell] === type &&
+        cells.iteration[cell] === iteration &&
+        cells.rank[cell] === rank &&
+        operands.has(cells.site[cell])
+      )
+        picked.push(values[cell]);
+    }
+    const tally = (word) => picked.filter((value) => value === word).length;
+    const special = ["exact", "lost"]
+      .map((word) => [tally(word), word])
+      .filter(([number]) => number)
+      .map(([number, word]) => `${number} ${word}`)
+      .join(", ");
+    const numbers = picked.filter(Number.isFinite);
+    if (!numbers.length && !special) return null;
+    const middle = [...numbers].sort((a, b) => a - b)[Math.floor(numbers.length / 2)];
+    const words = [numbers.length ? `median ${middle.toFixed(1)} dB` : "", special].filter(Boolean).join(", ");
+    const suffix = rule && rule !== format.rules[0] ? `, ${rule}` : "";
+    return { format, rule, numbers, words, title: `${format.title}${suffix}` };
+  }
+
+  function boxTrace({ format, title, numbers, rule }) {
+    const color = Report.plots.formatColor(format.name);
+    const hollow = rule && rule !== format.rules[0];
+    return {
+      type: "box",
+      orientation: "h",
+      x: numbers.length ? numbers : [null],
+      y: Array(Math.max(1, numbers.length)).fill(plain(title)),
+      name: plain(title),
+      boxpoints: "outliers",
+      marker: { color, size: 3, opacity: 0.7 },
+      line: { color, width: 1.6 },
+      fillcolor: hollow ? "rgba(0,0,0,0)" : undefined,
+      hoverinfo: "x",
+      width: 0.62,
+    };
+  }
+
+  return { draw };
+})();
