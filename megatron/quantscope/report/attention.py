@@ -1,4 +1,4 @@
-"""attention_maps/: attention recomputed from the captured q and k."""
+"""attention_maps/: attention as it was captured, or recomputed from the captured q and k."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _MOST_HEADS = 12
 _LEAST_PROBABILITY = 1e-4
-_NOTE = "Recomputed as softmax(q k^T / sqrt(head_dim)), causal, from the captured high-precision q and k"
+_RECOMPUTED = "Recomputed as softmax(scale q k^T), causal, from the captured high-precision q and k"
+_CAPTURED = "As the run's softmax gave it, captured"
 _NUMBERS = {
     "Entropy, bits": ("entropy_bits", None),
     "Share of p on the first token": ("first_token", 1.0),
@@ -39,8 +40,8 @@ def draw_maps(study: Study, quant_type: str) -> Figure | None:
         1.5 + 1.3 * heads,
         0.4 + 1.35 * len(chosen),
         title="Attention of the first, middle and last layer",
-        note=f"{_NOTE}; {chosen[0].pair.where}. A row is a query, a column a key; max-pooled. A bright left edge is an "
-        "attention sink.",
+        note=f"{_source(chosen)}; {chosen[0].pair.where}. A row is a query, a column a key; max-pooled. A bright left "
+        "edge is an attention sink.",
         study=study,
         quant_type=quant_type,
     )
@@ -64,8 +65,8 @@ def draw_heads(study: Study, quant_type: str) -> Figure | None:
         1.0 + 3 * max(2.1, 0.26 * heads + 1.2),
         0.45 + 0.13 * max(len(views), 12),
         title="What every attention head does",
-        note=f"{_NOTE}; mean over the queries of the first micro-batch. Low entropy is sharp attention; scores that "
-        "grow with training are an early sign of divergence.",
+        note=f"{_source(views)}; mean over the queries of the first micro-batch. Low entropy is sharp attention; "
+        "scores that grow with training are an early sign of divergence.",
         study=study,
         quant_type=quant_type,
     )
@@ -88,6 +89,14 @@ def draw_heads(study: Study, quant_type: str) -> Figure | None:
 def _views(study: Study, quant_type: str) -> list[AttentionView]:
     views = [view for view in study.attention if view.pair.quant_type == quant_type]
     return sorted(views, key=lambda view: view.pair.layer)
+
+
+def _source(views: list[AttentionView]) -> str:
+    """Where the probabilities come from."""
+    captured = [view for view in views if not view.recomputed]
+    if captured and len(captured) < len(views):
+        return f"{_CAPTURED} in {len(captured)} layers; in the others recomputed from q and k"
+    return _CAPTURED if captured else _RECOMPUTED
 
 
 def _draw_heads(row: npt.NDArray[np.object_], view: AttentionView) -> Any:

@@ -1,30 +1,20 @@
-"""The whole way of drawing: read every tensor of a capture once, write tables, texts and figures."""
+"""The whole way of drawing: from a capture's analysis to texts, figures and the page."""
 
 from __future__ import annotations
 
-import logging
 import os
-import tempfile
 from collections.abc import Sequence
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron.quantscope.analysis.details import collect_details
-from megatron.quantscope.analysis.format_errors import treatments
-from megatron.quantscope.analysis.scan import ScanLog, distinct_tensors, scan
+from megatron.quantscope.analysis.analyse import AnalysisError, Progress, analyse
 from megatron.quantscope.analysis.study import Study
-from megatron.quantscope.analysis.tables import RECORD_COLUMNS, read_table, record_row, summary_columns, write_table
-from megatron.quantscope.analysis.workers import Workers, worker_pool
 from megatron.quantscope.capture.reader import Capture
 from megatron.quantscope.report.figures import FIGURES, QUICK, FigureSpec
-from megatron.quantscope.report.progress import Progress
-from megatron.quantscope.report.render import Rendered, render, tasks_for
+from megatron.quantscope.report.render import PNG, Rendered, render, tasks_for
 from megatron.quantscope.report.text import write_texts
 
-logger = logging.getLogger(__name__)
-
-INDEX_TABLE, SUMMARY_TABLE = "index.parquet", "summary.parquet"
+PAGE = "report.html"
 
 
 class DrawError(Exception):
@@ -37,8 +27,9 @@ class Drawn:
 
     Attributes:
         open_first: The path to open.
-        files: Tensor files that were read.
+        files: Tensors whose figures are shown.
         bytes: Their bytes.
+        reused: How many of them were not read, since their figures were known.
         figures: What became of the figures.
         problems: One line for everything that could not be read.
     """
@@ -46,6 +37,7 @@ class Drawn:
     open_first: Path
     files: int
     bytes: int
+    reused: int
     figures: Rendered
     problems: list[str]
 
@@ -64,72 +56,61 @@ def draw(
     workers: int,
     figures: Sequence[FigureSpec],
     progress: Progress,
+    suffix: str = PNG,
+    formats: Sequence[str] | None = None,
+    scheduler: str | None = None,
+    selection: str = "",
 ) -> Drawn:
-    """Analyse a capture and draw it.
+    """Analyse a capture and draw it; all its figures are drawn with the page.
 
     Args:
-        capture: What `open_capture` gave.
+        capture: What `open_capture` gave, or a part of it.
         output: Where tables, texts and figures go; made if it is not there.
         workers: How many processes.
         figures: Which figures.
         progress: Told how far it is.
+        suffix: The kind of the figures' files, one of `render.SUFFIXES`.
+        formats: Which formats to try; None: all.
+        scheduler: The address of a Dask scheduler whose workers read.
+        selection: In words, which part of a capture this is.
 
     Raises:
-        DrawError: The output can not be written, no tensor can be read, or a worker was killed.
+        DrawError: The output can not be written, no tensor can be read, a worker was killed, or `analyse` says why.
     """
     target = Path(output)
+    details = any(spec is not QUICK for spec in figures)
     try:
-        _check_writable(target)
-        study, log = _analyse(capture, target, workers, figures, progress)
-        write_texts(study, target)
-        tasks = tasks_for(study, figures)
-        with progress.step("drawing figures", len(tasks)) as advance:
-            rendered = render(study, tasks, target, workers, lambda: advance(1))
-    except BrokenProcessPool:
-        raise DrawError(f"a worker was killed, most likely for want of memory: try fewer than {workers}") from None
+        study = analyse(capture, target, workers, progress, formats, scheduler, selection=selection, details=details)
+        return draw_study(study, target, workers=workers, figures=figures, progress=progress, suffix=suffix)
+    except AnalysisError as error:
+        raise DrawError(str(error)) from error
     except OSError as error:
         raise DrawError(f"can not write {error.filename or target}: {error.strerror or error}") from error
+
+
+def draw_study(
+    study: Study, target: Path, *, workers: int, figures: Sequence[FigureSpec], progress: Progress, suffix: str = PNG
+) -> Drawn:
+    """Draw what `analyse` gave; the arguments are those of `draw`."""
+    write_texts(study, target)
+    tasks = tasks_for(study, figures, suffix)
+    with progress.step("drawing figures", len(tasks)) as advance:
+        rendered = render(study, tasks, target, workers, lambda: advance(1))
     first = target / rendered.written[0] if rendered.written else target
-    return Drawn(open_first=first, files=log.files, bytes=log.bytes, figures=rendered, problems=study.problems)
-
-
-def _analyse(
-    capture: Capture, target: Path, workers: int, figures: Sequence[FigureSpec], progress: Progress
-) -> tuple[Study, ScanLog]:
-    """Read every file once, write the two tables, and look again at the few tensors that figures show in detail."""
-    log = ScanLog()
-    with worker_pool(workers) as pool:
-        _write_tables(capture, target, pool, log, progress)
-        summary = read_table(target / SUMMARY_TABLE)
-        with progress.step("looking at details", None):
-            details = collect_details(summary, pool) if any(spec is not QUICK for spec in figures) else {}
-    study = Study(
-        source=str(capture.directory),
-        index=read_table(target / INDEX_TABLE),
-        summary=summary,
-        commits=capture.commits,
-        run_info=capture.run_info,
-        problems=capture.problems + [f"{problem.file.name}: {problem.reason}" for problem in log.problems],
-        **details,
+    if {spec.name for spec in FIGURES} <= {spec.name for spec in figures}:
+        with progress.step("writing the page", None):
+            first = _write_page(study, target / PAGE)
+    return Drawn(
+        open_first=first,
+        files=int(study.summary["file"].notna().sum()),
+        bytes=int(study.summary["bytes"].sum()),
+        reused=study.scan.reused,
+        figures=rendered,
+        problems=study.problems,
     )
-    return study, log
 
 
-def _write_tables(capture: Capture, target: Path, pool: Workers, log: ScanLog, progress: Progress) -> None:
-    tried = treatments(capture.quant_types)
-    size = sum(record.bytes for record in distinct_tensors(capture))
-    with progress.step("reading tensors", size, bytes=True) as advance:
-        rows = scan(capture, pool, tried, log, advance)
-        written = write_table(target / SUMMARY_TABLE, rows, summary_columns(one.name for one in tried))
-    if not written:
-        (target / SUMMARY_TABLE).unlink()
-        failed = log.problems[0]
-        raise DrawError(f"none of the {len(log.problems)} files in {capture.directory} can be read: {failed.reason}")
-    write_table(target / INDEX_TABLE, map(record_row, capture.records), RECORD_COLUMNS)
+def _write_page(study: Study, path: Path) -> Path:
+    from megatron.quantscope.report.html.build import write_report
 
-
-def _check_writable(target: Path) -> None:
-    """Find out before the work, not after it."""
-    target.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=target):
-        pass
+    return write_report(study, path)

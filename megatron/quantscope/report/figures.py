@@ -44,8 +44,10 @@ class FigureSpec:
         return drawing
 
 
+_ONE_RUN = "it has no two types to compare, or they are equal"
 _NO_LAYERS = "no tensor is of a numbered layer"
 _NO_OPERANDS = "no GEMM operand was captured"
+_NO_MX = "no GEMM operand was captured, or no MX format tried"
 _NO_ATTENTION = "no query and key of one layer were captured"
 
 QUICK = FigureSpec("", "quick_analysis", "quick:draw_quick_analysis", per_type=False)
@@ -59,6 +61,16 @@ FIGURES = (
     FigureSpec(
         "quantization_analysis", "saturation_by_layer", "quantization:draw_saturation_by_layer", absent=_NO_OPERANDS
     ),
+    FigureSpec(
+        "quantization_analysis",
+        "relative_error_by_layer",
+        "quantization:draw_relative_error_by_layer",
+        absent=_NO_OPERANDS,
+    ),
+    FigureSpec("quantization_analysis", "scale_rules", "pairs_by_layer:draw_scale_rules", absent=_NO_MX),
+    FigureSpec("quantization_analysis", "second_gemm", "pairs_by_layer:draw_second_gemm", absent=_NO_MX),
+    FigureSpec("quantization_analysis", "block_maps", "operands:draw_block_maps", absent=_NO_OPERANDS),
+    FigureSpec("quantization_analysis", "pairs", "operands:draw_pairs", absent=_NO_OPERANDS),
     FigureSpec("hifp8_analysis", "band_use", "hifp8:draw_band_use", absent=_NO_OPERANDS),
     FigureSpec("hifp8_analysis", "full_precision", "hifp8:draw_full_precision", absent=_NO_OPERANDS),
     FigureSpec("hifp8_analysis", "against_mxfp8", "hifp8:draw_against_mxfp8", absent=_NO_OPERANDS),
@@ -66,9 +78,10 @@ FIGURES = (
     FigureSpec("layer_analysis", "rms", "layers:draw_rms", absent=_NO_LAYERS),
     FigureSpec("layer_analysis", "kurtosis", "layers:draw_kurtosis", absent=_NO_LAYERS),
     FigureSpec("layer_analysis", "underflow", "layers:draw_underflow", absent=_NO_LAYERS),
-    FigureSpec("layer_analysis", "massive_activations", "layers:draw_massive_activations", absent=_NO_LAYERS),
+    FigureSpec("layer_analysis", "massive_activations", "massive:draw_massive_activations", absent=_NO_LAYERS),
     FigureSpec("rank_analysis", "ranks", "places:draw_ranks"),
     FigureSpec("rank_analysis", "rank_spread", "places:draw_rank_spread", absent="the capture has one rank"),
+    FigureSpec("rank_analysis", "ranks_by_layer", "places:draw_ranks_by_layer", absent="the capture has one rank"),
     FigureSpec("sample_analysis", "micro_batches", "places:draw_micro_batches"),
     FigureSpec(
         "sample_analysis", "micro_batch_spread", "places:draw_micro_batch_spread", absent="it has one micro-batch"
@@ -80,22 +93,19 @@ FIGURES = (
     FigureSpec("distributions", "exponents_by_layer", "distributions:draw_exponents_by_layer", absent=_NO_LAYERS),
     FigureSpec("distributions", "boxes", "spreads:draw_boxes", absent=_NO_LAYERS),
     FigureSpec("distributions", "normal_quantiles", "spreads:draw_normal_quantiles", absent=_NO_LAYERS),
+    FigureSpec("distributions", "survival", "survival:draw_survival", absent=_NO_LAYERS),
     FigureSpec("heatmaps", "surfaces", "surfaces:draw_surfaces", absent=_NO_LAYERS),
     FigureSpec("heatmaps", "channel_amax", "surfaces:draw_channel_images", absent=_NO_LAYERS),
     FigureSpec("heatmaps", "channel_curves", "surfaces:draw_channel_curves", absent=_NO_LAYERS),
     FigureSpec("comparisons", "formats", "comparisons:draw_formats", absent=_NO_OPERANDS),
     FigureSpec("comparisons", "crest_factor", "comparisons:draw_crest_factors", absent=_NO_OPERANDS),
     FigureSpec("comparisons", "losses", "runs:draw_losses", per_type=False, absent="it has one type and one iteration"),
-    FigureSpec(
-        "comparisons",
-        "divergence",
-        "runs:draw_divergence",
-        per_type=False,
-        absent="it has no two types to compare",
-    ),
+    FigureSpec("comparisons", "divergence", "runs:draw_divergence", per_type=False, absent=_ONE_RUN),
+    FigureSpec("comparisons", "error_growth", "growth:draw_error_growth", per_type=False, absent=_ONE_RUN),
+    FigureSpec("comparisons", "worst_tensors", "growth:draw_worst", per_type=False, absent=_ONE_RUN),
     FigureSpec("attention_maps", "maps", "attention:draw_maps", absent=_NO_ATTENTION),
     FigureSpec("attention_maps", "heads", "attention:draw_heads", absent=_NO_ATTENTION),
-    FigureSpec("statistics", "block_scales", "statistics:draw_block_scales", absent=_NO_OPERANDS),
+    FigureSpec("statistics", "block_scales", "block_scales:draw_block_scales", absent=_NO_OPERANDS),
     FigureSpec("statistics", "sites", "statistics:draw_table"),
 )
 TOPICS = tuple(dict.fromkeys(spec.topic for spec in FIGURES if spec.topic))

@@ -13,7 +13,7 @@ from megatron.quantscope.analysis.study import Study
 from megatron.quantscope.report.axes import draw_site_image
 from megatron.quantscope.report.page import new_page
 from megatron.quantscope.report.panels import color_bar
-from megatron.quantscope.report.style import INK, PRECISION_COLORS, SEQUENTIAL, SIGNED, SPAN_COLORS
+from megatron.quantscope.report.style import INK, PRECISION_COLORS, SEQUENTIAL, SIGNED, SPAN_COLORS, tried_formats
 
 if TYPE_CHECKING:
     import pandas
@@ -81,6 +81,8 @@ def draw_against_mxfp8(study: Study, quant_type: str) -> Figure | None:
     """Image of HiF8's SQNR less MXFP8's."""
     frame = _operands(study, quant_type)
     if frame.empty:
+        return None
+    if len(tried_formats(frame, ("hifp8", "mxfp8"))) < 2:
         return None
     groups = merged(frame, ["site", "layer_idx"])
     difference = (groups["hifp8.sqnr_db"] - groups["mxfp8.sqnr_db"]).replace([np.inf, -np.inf], np.nan)

@@ -14,7 +14,7 @@ from megatron.quantscope.report import numbers
 from megatron.quantscope.report.axes import draw_format_table, draw_site_image, set_exponent_axis, set_layer_axis
 from megatron.quantscope.report.page import new_page
 from megatron.quantscope.report.panels import add_panels, color_bar
-from megatron.quantscope.report.style import FAMILY_COLORS, FAMILY_LINES, INK, format_color, format_title
+from megatron.quantscope.report.style import FAMILY_COLORS, FAMILY_LINES, INK, format_color, format_title, tried_formats
 
 if TYPE_CHECKING:
     import pandas
@@ -108,12 +108,13 @@ def draw_clipped(study: Study, quant_type: str) -> Figure | None:
     from matplotlib.colors import LogNorm
 
     frame = study.of_type(quant_type).query("operand")
-    if frame.empty:
+    if frame.empty or not tried_formats(frame, _CLIPPED_FORMATS):
         return None
     groups = merged(frame, "site")
     sites = sorted(groups.index, key=site_order)
+    formats = tried_formats(frame, _CLIPPED_FORMATS)
     percents = np.column_stack(
-        [groups[f"{name}.saturated_percent"] + groups[f"{name}.lost_percent"] for name in _CLIPPED_FORMATS]
+        [groups[f"{name}.saturated_percent"] + groups[f"{name}.lost_percent"] for name in formats]
     )[[groups.index.get_loc(site) for site in sites]].astype(float)
     page = new_page(
         9.6,
@@ -131,7 +132,7 @@ def draw_clipped(study: Study, quant_type: str) -> Figure | None:
     def text(row: int, column: int) -> list[str]:
         return [numbers.percent(float(percents[row, column])).removesuffix(" %")]
 
-    image = draw_format_table(axes, sites, _CLIPPED_FORMATS, shown, LogNorm(_LEAST_PERCENT, _MOST_PERCENT), text)
+    image = draw_format_table(axes, sites, formats, shown, LogNorm(_LEAST_PERCENT, _MOST_PERCENT), text)
     color_bar(page, image, axes, "% of the finite elements", shrink=0.7, extend="both")
     return page
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from megatron.quantscope.analysis.aggregate import merged
-from megatron.quantscope.analysis.agreement import micro_batches, ranks, spread_by_layer
+from megatron.quantscope.analysis.agreement import micro_batches, rank_deviation, ranks, spread_by_layer
 from megatron.quantscope.analysis.roles import FAMILIES
 from megatron.quantscope.analysis.study import Study
 from megatron.quantscope.report import numbers
 from megatron.quantscope.report.axes import draw_site_image, set_exponent_axis
 from megatron.quantscope.report.page import family_legend, new_page
 from megatron.quantscope.report.panels import Panels, add_panels, color_bar
-from megatron.quantscope.report.style import ALARM, FAMILY_COLORS, MUTED, SEQUENTIAL
+from megatron.quantscope.report.style import ALARM, FAMILY_COLORS, MUTED, SEQUENTIAL, SIGNED
 
 if TYPE_CHECKING:
     import pandas
@@ -48,6 +48,36 @@ def draw_rank_spread(study: Study, quant_type: str) -> Figure | None:
         note="log2 of the largest over the smallest rms among the ranks. Replicated tensors of tensor parallelism must "
         "be at 0; shards and data-parallel ranks hold other values and differ a little.",
     )
+
+
+def draw_ranks_by_layer(study: Study, quant_type: str) -> Figure | None:
+    """Images of ranks by layers: how far the rms of each rank is from the others', a family a panel."""
+    from matplotlib.colors import Normalize
+
+    frame = ranks(study.of_type(quant_type))
+    frame = frame[frame["layer_idx"].notna() & (frame["rms"] > 0)]
+    families = [family for family in FAMILIES if (frame["family"] == family).any()]
+    parts = list(dict.fromkeys(frame.sort_values("order")["part"]))[:_MOST_BARS]
+    if len(parts) < 2:
+        return None
+    page = new_page(
+        2.0 + 3.0 * len(families),
+        0.6 + 0.24 * max(3, len(parts)),
+        title="Which rank is off, and in which layer",
+        note="log2 of the rms of a rank's tensors over the median of all ranks in that layer, of the site where it is "
+        "farthest. White: the ranks agree; a row of one colour is a rank that differs in every layer.",
+        study=study,
+        quant_type=quant_type,
+        frame=frame,
+    )
+    panels = add_panels(page, [f"{family}s" for family in families], len(families), sharey=True)
+    images = {family: rank_deviation(frame[frame["family"] == family], parts) for family in families}
+    widest = max([0.01, *(float(np.nanmax(np.abs(image))) for _, image in images.values())])
+    for family in families:
+        axes, (layers, image) = panels.of[f"{family}s"], images[family]
+        drawn = draw_site_image(axes, parts, layers, image, Normalize(-widest, widest), SIGNED)
+    color_bar(page, drawn, list(panels.of.values()), "binades")
+    return page
 
 
 def draw_micro_batch_spread(study: Study, quant_type: str) -> Figure | None:
@@ -105,7 +135,7 @@ def _draw_bytes(axes: Axes, frame: pandas.DataFrame, parts: list[str]) -> None:
         text = f" {int(values['file'])} files" + (f", {numbers.count(bad)} NaN or Inf" if bad else "")
         axes.text(megabytes, row, text, va="center", fontsize=6.5, color=ALARM if bad else MUTED)
     room = 2.1 if (totals["nan"] + totals["inf"]).any() else 1.5  # for the text beside the longest bar
-    axes.set(xlabel="MB", xlim=(0, room * totals["bytes"].max() / _MEGABYTE))
+    axes.set(xlabel="MB", xlim=(0, room * max(1, totals["bytes"].max()) / _MEGABYTE))
 
 
 def _draw_family(panels: Panels, groups: pandas.DataFrame, parts: list[str], family: str) -> None:

@@ -13,7 +13,7 @@ from megatron.quantscope.report import numbers
 from megatron.quantscope.report.axes import draw_format_table, set_layer_axis
 from megatron.quantscope.report.page import format_legend, new_page
 from megatron.quantscope.report.panels import Panels, add_placed_panels, color_bar
-from megatron.quantscope.report.style import SHOWN_FORMATS, format_color, format_marker
+from megatron.quantscope.report.style import format_color, format_marker, tried_formats
 
 if TYPE_CHECKING:
     import pandas
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _AXIS_NOTE = (
     "Blocks run along the contraction axis; gradients of FP16 and HiF8 are scaled by pow2-amax, as in training."
 )
+_RELATIVE_ERROR = "relative_error_percent"
 _LINEAR_SYMBOLS = ("x", "w", "dy")
 _MOST_COLUMNS = 8
 _HIGHEST_SQNR = 50.0  # dB: what keeps more is as good as exact here
@@ -70,6 +71,13 @@ def draw_sqnr_by_layer(study: Study, quant_type: str) -> Figure | None:
     return page
 
 
+def draw_relative_error_by_layer(study: Study, quant_type: str) -> Figure | None:
+    """The root of the error's share of the signal's energy, against the layer."""
+    title = "The relative error of the GEMM operands by layer"
+    note = "The error's rms over the tensor's, in percent: what SQNR says in decibels."
+    return _draw_percent(study, quant_type, _RELATIVE_ERROR, title, note, unit="relative error, %")
+
+
 def draw_underflow_by_layer(study: Study, quant_type: str) -> Figure | None:
     """Underflow of every operand against the layer."""
     title = "Where small values are lost: underflow of the GEMM operands by layer"
@@ -90,11 +98,12 @@ def draw_format_overview(study: Study, quant_type: str) -> Figure | None:
     from matplotlib.colors import Normalize
 
     frame = _operands(study, quant_type)
-    if frame.empty:
+    if frame.empty or not tried_formats(frame):
         return None
     groups = merged(frame, ["site", "layer_idx"])
     sites = sorted(groups.index.unique("site"), key=site_order)
-    cells = [[groups.loc[site, f"{name}.sqnr_db"].dropna() for name in _TABLE_FORMATS] for site in sites]
+    formats = tried_formats(groups, _TABLE_FORMATS)
+    cells = [[groups.loc[site, f"{name}.sqnr_db"].dropna() for name in formats] for site in sites]
     medians = np.array([[layers.median() for layers in row] for row in cells], dtype=float)
     page = new_page(
         9.6,
@@ -108,7 +117,7 @@ def draw_format_overview(study: Study, quant_type: str) -> Figure | None:
     axes = page.subplots()
     norm = Normalize(0, _HIGHEST_SQNR, clip=True)
     shown = np.clip(medians, 0, _HIGHEST_SQNR)
-    image = draw_format_table(axes, sites, _TABLE_FORMATS, shown, norm, lambda row, column: _cell(cells[row][column]))
+    image = draw_format_table(axes, sites, formats, shown, norm, lambda row, column: _cell(cells[row][column]))
     color_bar(page, image, axes, "SQNR in dB, median layer", shrink=0.7, extend="max")
     return page
 
@@ -128,7 +137,9 @@ def _cell(layers: pandas.Series) -> list[str]:
     return [numbers.decibels(layers.median()), f"{numbers.decibels(worst)} in layer {int(layers.idxmin())}"]
 
 
-def _draw_percent(study: Study, quant_type: str, column: str, title: str, note: str) -> Figure | None:
+def _draw_percent(
+    study: Study, quant_type: str, column: str, title: str, note: str, unit: str = "% of elements"
+) -> Figure | None:
     drawn = _draw_by_layer(study, quant_type, column, title, note)
     if drawn is None:
         return None
@@ -138,15 +149,15 @@ def _draw_percent(study: Study, quant_type: str, column: str, title: str, note: 
         axes.set_yscale("symlog", linthresh=_LINEAR_PERCENT, linscale=0.6)
         axes.set_yticks(*zip(*_PERCENT_TICKS, strict=True))
     panels.first.set_ylim(-_LINEAR_PERCENT / 3, 1.3 * min(100.0, max(highest, 1.0)))
-    panels.label(x="layer", y="% of elements")
+    panels.label(x="layer", y=unit)
     return page
 
 
 def _draw_by_layer(study: Study, quant_type: str, column: str, title: str, note: str) -> tuple[Figure, Panels] | None:
     frame = _operands(study, quant_type)
-    if frame.empty:
+    if frame.empty or not tried_formats(frame):
         return None
-    groups = merged(frame, ["site", "layer_idx"])
+    groups = _with_relative_errors(merged(frame, ["site", "layer_idx"]))
     cells = operand_cells(sorted(groups.index.unique("site"), key=site_order))
     page = new_page(
         2.1 + 2.15 * (1 + max(place for _, place in cells.values())),
@@ -156,12 +167,20 @@ def _draw_by_layer(study: Study, quant_type: str, column: str, title: str, note:
         study=study,
         quant_type=quant_type,
         frame=frame,
-        legend=format_legend(SHOWN_FORMATS),
+        legend=format_legend(tried_formats(frame)),
     )
     panels = add_placed_panels(page, cells, sharex=True, sharey=True)
     for site, axes in panels.of.items():
         _draw_site(axes, groups.loc[[site]], column)
     return page, panels
+
+
+def _with_relative_errors(groups: pandas.DataFrame) -> pandas.DataFrame:
+    errors = {
+        f"{name}.{_RELATIVE_ERROR}": 100 * np.sqrt(groups[f"{name}.error_squares"] / groups["sum_squares"])
+        for name in tried_formats(groups)
+    }
+    return groups.assign(**errors)
 
 
 def operand_cells(sites: list[str]) -> dict[str, tuple[int, int]]:
@@ -180,7 +199,7 @@ def operand_cells(sites: list[str]) -> dict[str, tuple[int, int]]:
 
 
 def _draw_site(axes: Axes, groups: pandas.DataFrame, column: str) -> None:
-    for name in SHOWN_FORMATS:
+    for name in tried_formats(groups):
         _, layers, (values,) = layer_matrix(groups, f"{name}.{column}")
         style: dict[str, Any] = {"color": format_color(name), "marker": format_marker(name), "ms": 2.4, "lw": 1.1}
         lost = np.isneginf(values)

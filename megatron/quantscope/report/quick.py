@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from megatron.quantscope.report import numbers
 from megatron.quantscope.report.axes import draw_exponents, set_exponent_axis, set_log_axis, shade_format
 from megatron.quantscope.report.page import new_page
 from megatron.quantscope.report.style import (
+    ALARM,
     FAMILY_COLORS,
     FAMILY_LINES,
     INK,
@@ -27,6 +29,7 @@ from megatron.quantscope.report.style import (
     format_marker,
     format_title,
     range_format,
+    tried_formats,
 )
 
 if TYPE_CHECKING:
@@ -34,12 +37,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
+    from megatron.quantscope.analysis.findings import Finding
+
 _LEAST_PERCENT, _MOST_PERCENT = 1e-6, 200.0  # of the elements: the log axis of a histogram
 _TAIL_PERCENT = 2e-5  # binades that hold less are cut off at the small end
 _RULED_FORMATS = ("fp8_e4m3", "fp8_e5m2", "hifp8", "fp16", "bf16")  # from below
 _LEAST_BAR, _MOST_BAR = 0.18, 0.8  # heights of a range without and with all fraction bits
 _SHARES = (("quant_type", "by quant type"), ("layer_type", "by layer type"), ("operation", "by operation"))
 _FEWEST_BARS, _MOST_BARS = 4, 6
+_MOST_FINDINGS, _FINDING_LINE = 6, 0.17  # inches
+_TOP_ROW, _BOTTOM_ROW = 4.1, 2.65
 _HIGHEST_SQNR = 60.0  # dB: what keeps more is as good as exact
 
 Families = dict[str, "pandas.DataFrame"]
@@ -51,9 +58,11 @@ def draw_quick_analysis(study: Study) -> Figure:
     frame = study.of_type(quant_type)
     unread = f"; {len(study.problems)} problems, listed in tensor_stats.txt" if study.problems else ""
     of = "all types; above and at the right the" if len(study.types) > 1 else "the"
+    findings = study.findings[:_MOST_FINDINGS]
+    told = _FINDING_LINE * (len(findings) + 1) if findings else 0.0
     page = new_page(
         13.0,
-        6.75,
+        6.75 + told,
         title="What was captured, and what number formats make of it",
         note=f"{len(study.index)} tensors in {len(study.summary)} files, {numbers.size(study.summary['bytes'].sum())}, "
         f"of {of} {format_title(quant_type)} run{unread}",
@@ -61,7 +70,7 @@ def draw_quick_analysis(study: Study) -> Figure:
         frame=frame,
     )
     families = {family: frame[frame["family"] == family] for family in FAMILIES if (frame["family"] == family).any()}
-    top, bottom = _halves(page)
+    top, bottom = _parts(page, findings, told)
     left, ruler, right = _top_axes(top)
     _draw_values(left, families)
     _draw_ranges(ruler)
@@ -76,8 +85,21 @@ def draw_quick_analysis(study: Study) -> Figure:
     return page
 
 
-def _halves(page: Figure) -> Any:
-    return page.subfigures(2, 1, height_ratios=[1.55, 1.0], hspace=0.04)
+def _parts(page: Figure, findings: Sequence[Finding], told: float) -> tuple[Any, Any]:
+    """The two rows of panels; between the head and them what stands out, where something does."""
+    heights = [_TOP_ROW, _BOTTOM_ROW]
+    if not findings:
+        halves: Any = page.subfigures(2, 1, height_ratios=heights, hspace=0.04)
+        return halves[0], halves[1]
+    rows: Any = page.subfigures(3, 1, height_ratios=[told, *heights], hspace=0.02)
+    words, top, bottom = rows
+    left, line = 0.0, _FINDING_LINE / told
+    words.text(left, 1 - line / 2, "What stands out", fontsize=8.5, fontweight="bold", color=INK, va="center")
+    for place, finding in enumerate(findings, start=1):
+        y, color = 1 - line * (place + 0.5), ALARM if finding.severity != "note" else MUTED
+        words.text(left, y, finding.severity, fontsize=7.5, color=color, va="center")
+        words.text(left + 0.045, y, finding.title, fontsize=7.5, color=INK, va="center")
+    return top, bottom
 
 
 def _top_axes(figure: SubFigure) -> tuple[Axes, Axes, Axes]:
@@ -148,7 +170,7 @@ def _draw_shares(axes: Axes, table: pandas.DataFrame, title: str) -> None:
         color = format_color(str(name))
         axes.barh(row + 0.22, values["percent"], 0.3, color=MUTED if color == INK else color, lw=0)
         text = f"{values['percent']:.3g} %   {int(values['rows'])} tensors   {numbers.size(values['bytes'])}"
-        axes.text(0, row - 0.12, format_title(str(name)), va="center", fontsize=7.5, color=INK)
+        axes.text(1.5, row - 0.12, format_title(str(name)), va="center", fontsize=7.5, color=INK)
         axes.text(100, row - 0.12, text, ha="right", va="center", fontsize=7, color=MUTED)
     axes.set_yticks([])
     axes.set_ylim(max(len(table), _FEWEST_BARS) - 0.5, -0.5)
@@ -160,10 +182,11 @@ def _draw_shares(axes: Axes, table: pandas.DataFrame, title: str) -> None:
 
 def _draw_sqnr(axes: Axes, operands: Families) -> None:
     """The median SQNR of the GEMM operands under each format, and the span that holds half of them."""
+    formats = [name for name in SHOWN_FORMATS if any(name in tried_formats(rows) for rows in operands.values())]
     for place, (family, rows) in enumerate(operands.items()):
         color = FAMILY_COLORS[family]
         axes.plot([], [], color=color, lw=1.6, label=f"{family}s")
-        for row, name in enumerate(reversed(SHOWN_FORMATS)):
+        for row, name in enumerate(reversed(formats)):
             values = rows[f"{name}.sqnr_db"].dropna().clip(0, _HIGHEST_SQNR)
             if values.empty:
                 continue
@@ -172,8 +195,8 @@ def _draw_sqnr(axes: Axes, operands: Families) -> None:
             axes.plot([low, high], [y, y], color=color, lw=1.6, alpha=0.6, solid_capstyle="butt")
             style: dict[str, Any] = {"mec": color, "mew": 0.8, "ms": 5.5, "clip_on": False}
             axes.plot(median, y, format_marker(name), color=format_color(name), **style)
-    axes.set_yticks(range(len(SHOWN_FORMATS)), [format_title(name) for name in reversed(SHOWN_FORMATS)])
-    axes.set_ylim(-0.6, len(SHOWN_FORMATS) - 0.4)
+    axes.set_yticks(range(len(formats)), [format_title(name) for name in reversed(formats)])
+    axes.set_ylim(-0.6, max(1, len(formats)) - 0.4)
     axes.set_xlim(0, _HIGHEST_SQNR)
     axes.text(_HIGHEST_SQNR, -0.6, "and more ", ha="right", va="bottom", fontsize=6.5, color=MUTED)
     axes.set_xlabel("SQNR of the GEMM operands in dB, median and quartiles")

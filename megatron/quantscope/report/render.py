@@ -1,10 +1,13 @@
-"""Draw figures in a pool of workers, all from one study, as PNG files that are complete or absent."""
+"""Draw figures in a pool of workers, all from one study, as files that are complete or absent.
+
+The same study gives the same bytes: no file holds a date, and the names inside an SVG follow from its content.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,19 +22,30 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PNG = "png"
+_PROGRAM = "megatron.quantscope"
+_METADATA: Mapping[str, Mapping[str, str | None]] = {
+    PNG: {"Software": _PROGRAM},
+    "svg": {"Creator": _PROGRAM, "Date": None},
+    "pdf": {"Creator": _PROGRAM, "CreationDate": None},
+}
+SUFFIXES = tuple(_METADATA)
+_PLACES = 6  # of positions in a figure, which is then right to a thousandth of a pixel
+
 
 @dataclass(frozen=True)
 class Task:
-    """One file to draw; `quant_type` is None for a figure of the whole capture."""
+    """One file to draw; `quant_type` is None for a figure of the whole capture, `suffix` is one of `SUFFIXES`."""
 
     spec: FigureSpec
     quant_type: str | None
+    suffix: str = PNG
 
     @property
     def path(self) -> Path:
         """Of the file, relative to the output directory."""
-        suffix = f"_{self.quant_type}" if self.quant_type is not None else ""
-        return Path(self.spec.topic) / f"{self.spec.name}{suffix}.png"
+        of_type = f"_{self.quant_type}" if self.quant_type is not None else ""
+        return Path(self.spec.topic) / f"{self.spec.name}{of_type}.{self.suffix}"
 
 
 @dataclass
@@ -49,9 +63,10 @@ class Rendered:
     failed: dict[Path, str] = field(default_factory=dict)
 
 
-def tasks_for(study: Study, specs: Sequence[FigureSpec]) -> list[Task]:
+def tasks_for(study: Study, specs: Sequence[FigureSpec], suffix: str = PNG) -> list[Task]:
     """One task a figure, for those of each type one a type."""
-    return [Task(spec, quant_type) for spec in specs for quant_type in (study.types if spec.per_type else (None,))]
+    of_types: tuple[str | None, ...] = tuple(study.types)
+    return [Task(spec, name, suffix) for spec in specs for name in (of_types if spec.per_type else (None,))]
 
 
 def render(
@@ -97,7 +112,7 @@ def _draw(task: Task) -> _Outcome:
             figure = task.spec.drawing()(study, *arguments)
             if figure is None:
                 return _Outcome(written=False)
-            _save(figure, output / task.path)
+            _save(figure, output / task.path, task.suffix)
     except OSError:
         raise
     except Exception as error:  # one figure must not take the others with it: it is reported, and the exit code says so
@@ -106,7 +121,8 @@ def _draw(task: Task) -> _Outcome:
     return _Outcome(written=True)
 
 
-def _save(figure: Figure, target: Path) -> None:
+def _save(figure: Figure, target: Path, suffix: str) -> None:
+    from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure)
@@ -114,9 +130,13 @@ def _save(figure: Figure, target: Path) -> None:
     if layout is not None:  # laid out once here: savefig would draw everything twice for it
         layout.execute(figure)
         figure.set_layout_engine("none")
+        for axes in figure.axes:  # the solver's last digits are not the same each time, and an SVG's names hold them
+            bounds = [round(float(edge), _PLACES) for edge in axes.get_position(original=True).bounds]
+            axes.set_position((bounds[0], bounds[1], bounds[2], bounds[3]), which="original")
     temporary = target.with_name(f".{target.name}.writing-{os.getpid()}")
     try:
-        figure.savefig(temporary, format="png", metadata={"Software": "megatron.quantscope"})
+        with rc_context({"svg.hashsalt": _PROGRAM}):
+            figure.savefig(temporary, format=suffix, metadata=dict(_METADATA[suffix]))
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)

@@ -85,6 +85,7 @@ def _first_operands(study: Study, quant_type: str) -> pandas.DataFrame:
     """One tensor a site and layer."""
     frame = study.of_type(quant_type)
     frame = frame[frame["operand"] & frame["layer_idx"].notna() & (frame["rms"] > 0)]
+    frame = frame[frame["quantiles"].map(len) > 0]  # none of captured statistics
     return frame.drop_duplicates(["site", "layer_idx"])
 
 

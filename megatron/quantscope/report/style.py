@@ -7,13 +7,17 @@ that no format has. Sequential maps are viridis, signed ones RdBu_r centred at z
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from megatron.quantscope.analysis.exponents import NORMAL, OVERFLOW, SUBNORMAL, UNDERFLOW
 from megatron.quantscope.analysis.roles import ACTIVATION, GRADIENT, WEIGHT, WEIGHT_GRADIENT
 from megatron.quantscope.formats import ALIASES, FORMATS, Format
+
+if TYPE_CHECKING:
+    import pandas
 
 _DEFAULT_FORMAT = "mxfp8"
 STYLE_SHEET = Path(__file__).with_name("style.mplstyle")
@@ -69,6 +73,12 @@ def house_style() -> Iterator[None]:
         matplotlib.rcdefaults()
         style.use(STYLE_SHEET)
         yield
+
+
+def tried_formats(frame: pandas.DataFrame, names: Sequence[str] = SHOWN_FORMATS) -> list[str]:
+    """Those of the formats that the rows of a summary table, or of groups of it, were tried under."""
+    columns = {name: f"{name}.sqnr_db" for name in names}
+    return [name for name, column in columns.items() if column in frame and frame[column].notna().any()]
 
 
 def format_color(name: str) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from megatron.quantscope.analysis.aggregate import channels_by_layer
+from megatron.quantscope.analysis.massive import massive_activations
 from megatron.quantscope.analysis.roles import site_order
 from megatron.quantscope.analysis.study import Study
 from megatron.quantscope.analysis.surfaces import CHANNEL_TILES, TOKEN_TILES, Surface
@@ -14,7 +15,7 @@ from megatron.quantscope.report import numbers
 from megatron.quantscope.report.axes import exponent_ticks, set_exponent_axis, set_layer_places
 from megatron.quantscope.report.page import new_page
 from megatron.quantscope.report.panels import add_panels, color_bar, layer_colors, note_right, rows_for
-from megatron.quantscope.report.style import MUTED, SEQUENTIAL, format_title
+from megatron.quantscope.report.style import ALARM, MUTED, SEQUENTIAL
 
 if TYPE_CHECKING:
     import pandas
@@ -23,14 +24,17 @@ if TYPE_CHECKING:
 
 _IMAGE_TILES = 288
 _IMAGE_SYMBOLS, _CURVE_SYMBOLS = ("x", "y", "dy"), ("x", "dy")
-_IMAGE_COLUMNS, _MOST_IMAGES = 3, 12
+_IMAGE_COLUMNS, _MOST_IMAGES = 3, 15
+_STREAM = "residual"  # layer type of the stream between the layers, where it was captured
+_MOST_NAMED = 3  # channels of a panel that an arrow points to
 _CURVE_COLUMNS, _MOST_CURVES = 4, 8
 _DARKEST = 0.02  # quantile of an image's values where its colours begin
 
 
 def draw_surfaces(study: Study, quant_type: str) -> Figure | None:
     """Up to four tensors as landscapes of |x| over tokens and channels."""
-    surfaces = [surface for surface in study.surfaces if surface.place.quant_type == quant_type]
+    of_type = [surface for surface in study.surfaces if surface.place.quant_type == quant_type]
+    surfaces = [surface for surface in of_type if surface.place.outliers]
     if not surfaces:
         return None
     columns = min(2, len(surfaces))
@@ -38,10 +42,11 @@ def draw_surfaces(study: Study, quant_type: str) -> Figure | None:
     page = new_page(
         5.2 * columns,
         0.2 + 3.5 * rows,
-        title=f"Outliers by token and channel, {format_title(quant_type)} run",
+        title="Outliers by token and channel",
         note="|x| of the tensors whose amax stands out most from their median, max-pooled to at most "
         f"{TOKEN_TILES} x {CHANNEL_TILES} tiles: a ridge is an outlier channel, a spike a massive activation.",
         study=study,
+        quant_type=quant_type,
     )
     for place, surface in enumerate(surfaces, start=1):
         _draw_surface(page.add_subplot(rows, columns, place, projection="3d"), surface)
@@ -51,6 +56,7 @@ def draw_surfaces(study: Study, quant_type: str) -> Figure | None:
 def draw_channel_images(study: Study, quant_type: str) -> Figure | None:
     """Images: the amax of every channel against the layer, one panel a site."""
     frame = _numbered(study, quant_type, _IMAGE_SYMBOLS)
+    massive = massive_activations(frame)
     sites = sorted(frame["site"].unique(), key=site_order)[:_MOST_IMAGES]
     if not sites:
         return None
@@ -59,7 +65,7 @@ def draw_channel_images(study: Study, quant_type: str) -> Figure | None:
         0.3 + 1.75 * rows_for(len(sites), _IMAGE_COLUMNS),
         title="The amax of every channel along the depth",
         note="A row is a layer, a column one or a few neighbouring channels (the largest of them). A bright column is "
-        "an outlier channel that many layers share.",
+        "an outlier channel that many layers share; a red arrow names the channel of a massive activation.",
         study=study,
         quant_type=quant_type,
         frame=frame,
@@ -67,6 +73,7 @@ def draw_channel_images(study: Study, quant_type: str) -> Figure | None:
     panels = add_panels(page, sites, _IMAGE_COLUMNS)
     for site, axes in panels.of.items():
         _draw_channels(page, axes, frame[frame["site"] == site])
+        _name_channels(axes, list(dict.fromkeys(one.channel for one in massive if one.site == site)))
     panels.label(x="channel", y="layer")
     return page
 
@@ -104,7 +111,10 @@ def draw_channel_curves(study: Study, quant_type: str) -> Figure | None:
 
 def _numbered(study: Study, quant_type: str, symbols: tuple[str, ...]) -> pandas.DataFrame:
     frame = study.of_type(quant_type)
-    return frame[frame["symbol"].isin(symbols) & frame["layer_idx"].notna() & (frame["amax"] > 0)]
+    stream = (frame["layer_type"] == _STREAM) & (frame["operation"] == "forward")
+    frame = frame[frame["symbol"].isin(symbols) | stream]
+    frame = frame[frame["layer_idx"].notna() & (frame["amax"] > 0) & (frame["channel_amax"].map(len) > 0)]
+    return frame[frame.groupby("site")["layer_idx"].transform("nunique") > 1] if stream.any() else frame
 
 
 def _draw_surface(axes: Any, surface: Surface) -> None:
@@ -141,6 +151,20 @@ def _draw_channels(page: Figure, axes: Axes, frame: pandas.DataFrame) -> None:
     bar = color_bar(page, drawn, axes, "", aspect=14, pad=0.01, extend="min")
     ticks = exponent_ticks(float(darkest), float(brightest), 4)
     bar.set_ticks(ticks, labels=[numbers.power_of_two(tick) for tick in ticks])
+
+
+def _name_channels(axes: Axes, channels: list[int]) -> None:
+    """A red arrow from above to each channel, with its number."""
+    from matplotlib.patheffects import withStroke
+
+    for channel in channels[:_MOST_NAMED]:
+        place: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "color": ALARM, "clip_on": False}
+        axes.plot(channel + 0.5, 0.955, "v", ms=5, mec="white", mew=0.6, **place)
+        outline: dict[str, Any] = {"path_effects": [withStroke(linewidth=1.6, foreground="white")]}
+        right = channel > sum(axes.get_xlim()) / 2
+        side: dict[str, Any] = {"ha": "right" if right else "left", "va": "center", "fontsize": 7, "fontweight": "bold"}
+        text = f"{channel}   " if right else f"   {channel}"
+        axes.text(channel + 0.5, 0.93, text, **place, **side, **outline)
 
 
 def _peak_text(frame: pandas.DataFrame) -> str:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megatron.quantscope.analysis.aggregate import merged
+from megatron.quantscope.analysis.findings import Finding
 from megatron.quantscope.analysis.global_statistics import global_statistics
 from megatron.quantscope.analysis.roles import site_order
 from megatron.quantscope.analysis.study import Study
 from megatron.quantscope.report import numbers
 from megatron.quantscope.report.page import provenance
-from megatron.quantscope.report.style import SHOWN_FORMATS, format_title
+from megatron.quantscope.report.style import format_title, tried_formats
 
 if TYPE_CHECKING:
     import pandas
@@ -35,6 +37,7 @@ _STATISTIC_HEADS = (
     "kurtosis",
 )
 Line = Sequence[str]
+_TEXT_WIDTH, _INDENT = 110, " " * 13
 
 
 def write_texts(study: Study, output: Path) -> None:
@@ -43,7 +46,7 @@ def write_texts(study: Study, output: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     statistics = global_statistics(study)
     write_text(folder / "global_statistics.json", json.dumps(statistics, indent=1, allow_nan=False) + "\n")
-    write_text(folder / "global_statistics.txt", global_text(statistics))
+    write_text(folder / "global_statistics.txt", global_text(statistics, study.findings))
     write_text(output / "tensor_stats.txt", tensor_text(study))
 
 
@@ -59,7 +62,7 @@ def write_text(path: Path, text: str) -> None:
 
 def tensor_text(study: Study) -> str:
     """Every site of every type in numbers, the worst tensors of each format, and what could not be read."""
-    parts = [f"Tensors of {study.source}", provenance(study, None), ""]
+    parts = [f"Tensors of {study.source}", provenance(study, None), "", findings_text(study.findings), ""]
     for quant_type in study.types:
         frame = study.of_type(quant_type)
         rows = int((study.index["quant_type"] == quant_type).sum())
@@ -83,9 +86,22 @@ def tensor_text(study: Study) -> str:
     return "\n".join(parts) + "\n"
 
 
-def global_text(statistics: dict[str, Any]) -> str:
-    """The totals of global_statistics.json for reading."""
-    parts = [f"Global statistics of {statistics['source']}", ""]
+def findings_text(findings: Sequence[Finding]) -> str:
+    """What stands out, the most severe first, each with the figure that shows it."""
+    if not findings:
+        return "== Findings: nothing stands out"
+    parts = [f"== Findings: {len(findings)}, the most severe first"]
+    for place, finding in enumerate(findings, start=1):
+        parts.append(f"{place:2}. {finding.severity.upper():8} {finding.title}")
+        parts += textwrap.wrap(finding.text, _TEXT_WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
+        if finding.figure is not None:
+            parts.append(f"{_INDENT}see {finding.figure}")
+    return "\n".join(parts)
+
+
+def global_text(statistics: dict[str, Any], findings: Sequence[Finding] = ()) -> str:
+    """The findings, and the totals of global_statistics.json, for reading."""
+    parts = [f"Global statistics of {statistics['source']}", "", findings_text(findings), ""]
     for name, of_type in statistics["types"].items():
         total = of_type["total"]
         lines = [
@@ -128,18 +144,19 @@ def _site_lines(groups: pandas.DataFrame) -> list[Line]:
 
 
 def _sqnr_lines(operands: pandas.DataFrame) -> list[Line]:
-    lines: list[Line] = [("site", *(format_title(name) for name in SHOWN_FORMATS))]
+    formats = tried_formats(operands)
+    lines: list[Line] = [("site", *(format_title(name) for name in formats))]
     if operands.empty:
         return lines
     groups = merged(operands, "site")
     for site in sorted(groups.index, key=site_order):
-        lines.append((site, *(numbers.decibels(groups.loc[site, f"{name}.sqnr_db"]) for name in SHOWN_FORMATS)))
+        lines.append((site, *(numbers.decibels(groups.loc[site, f"{name}.sqnr_db"]) for name in formats)))
     return lines
 
 
 def _worst_lines(operands: pandas.DataFrame) -> list[Line]:
     lines: list[Line] = [("format", "site", "layer", "SQNR dB", "underflow", "saturated", "file")]
-    for name in SHOWN_FORMATS:
+    for name in tried_formats(operands):
         worst = operands[operands[f"{name}.sqnr_db"].notna()].nsmallest(_WORST, f"{name}.sqnr_db")
         for _, row in worst.iterrows():
             finite = row["count"] - row["nan"] - row["inf"]

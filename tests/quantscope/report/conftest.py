@@ -2,6 +2,7 @@ import logging
 
 import pytest
 
+from megatron.quantscope.analysis.comparison import compare, runs_of
 from megatron.quantscope.analysis.details import collect_details
 from megatron.quantscope.analysis.format_errors import treatments
 from megatron.quantscope.analysis.scan import ScanLog, scan
@@ -27,6 +28,7 @@ def study_of(tmp_path_factory):
             write_table(folder / "index.parquet", map(record_row, capture.records), RECORD_COLUMNS)
             summary = read_table(folder / "summary.parquet")
             details = collect_details(summary, workers)
+            comparison = compare(runs_of([capture]), workers)
         return Study(
             source=str(directory),
             index=read_table(folder / "index.parquet"),
@@ -34,6 +36,7 @@ def study_of(tmp_path_factory):
             commits=capture.commits,
             run_info=capture.run_info,
             problems=capture.problems,
+            comparison=None if comparison.empty else comparison,
             **details,
         )
 
@@ -50,6 +53,7 @@ def small_study(study_of, tmp_path_factory):
 def wide_study(study_of, tmp_path_factory):
     """Two types, two ranks, two iterations of two micro-batches."""
     directory = tmp_path_factory.mktemp("wide")
-    for quant_type in ("hifp8", "bf16"):
-        write_capture(directory, quant_type, layers=2, ranks=2, iterations=2, micro_batches=2)
+    many = {"layers": 2, "ranks": 2, "iterations": 2, "micro_batches": 2}
+    write_capture(directory, "bf16", **many)
+    write_capture(directory, "hifp8", spoil=lambda module, layer, name, tensor: tensor * 1.25, **many)
     return study_of(directory)

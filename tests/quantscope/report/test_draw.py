@@ -11,9 +11,9 @@ from megatron.quantscope.report.progress import Progress
 from tests.quantscope.analysis.captures import write_capture
 
 
-def drawn(directory, output, *, run=None, quick=True, only=None):
+def drawn(directory, output, *, run=None, quick=True, only=None, **settings):
     figures, capture = figures_for(quick=quick, only=only), open_capture(directory, run=run)
-    return draw(capture, output, workers=1, figures=figures, progress=Progress(shown=False))
+    return draw(capture, output, workers=1, figures=figures, progress=Progress(shown=False), **settings)
 
 
 def test_tables_texts_and_the_quick_figure(tmp_path):
@@ -30,6 +30,31 @@ def test_tables_texts_and_the_quick_figure(tmp_path):
     assert result.open_first == tmp_path / "deep" / "out" / "quick_analysis.png"
     assert (result.files, result.problems) == (32, [])
     assert len(pd.read_parquet(tmp_path / "deep" / "out" / "index.parquet")) == 36
+
+
+def test_a_second_time_nothing_is_read(tmp_path):
+    capture = write_capture(tmp_path / "in", layers=1)
+    results = [drawn(capture, tmp_path / "out") for _ in range(2)]
+    assert [(result.files, result.reused) for result in results] == [(32, 0), (32, 32)]
+
+
+def test_figures_of_other_kinds_are_the_same_bytes_each_time(tmp_path):
+    capture = write_capture(tmp_path / "in", layers=1)
+    for suffix in ("svg", "pdf", "png"):
+        twice = []
+        for number in (1, 2):
+            result = drawn(capture, tmp_path / f"{suffix}{number}", suffix=suffix)
+            assert result.open_first == tmp_path / f"{suffix}{number}" / f"quick_analysis.{suffix}"
+            twice.append(result.open_first.read_bytes())
+        assert twice[0] == twice[1]
+        assert b"<dc:date>" not in twice[0]
+
+
+def test_everything_opens_with_the_page(tmp_path):
+    result = drawn(write_capture(tmp_path / "in", layers=1), tmp_path / "out", quick=False)
+    assert result.open_first == tmp_path / "out" / "report.html"
+    assert result.figures.failed == {}
+    assert (tmp_path / "out" / "quick_analysis.png").is_file()
 
 
 def test_the_latest_run_or_the_one_that_is_named(tmp_path):
@@ -92,14 +117,3 @@ def test_only_one_topic_opens_that_topic(tmp_path):
     result = drawn(write_capture(tmp_path / "in", layers=1), tmp_path / "out", quick=False, only="rank_analysis")
     assert result.open_first == tmp_path / "out" / "rank_analysis" / "ranks_mxfp8.png"
     assert not (tmp_path / "out" / "quick_analysis.png").exists()
-
-
-def test_progress_is_shown_on_stderr_only_where_asked(capsys):
-    for shown in (False, True):
-        with Progress(shown=shown).step("reading tensors", 10, bytes=True) as advance:
-            advance(5)
-        with Progress(shown=shown).step("looking", None) as advance:
-            advance(1)
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        assert bool(captured.err) == shown

@@ -16,7 +16,8 @@ TOPICS_OF_THE_DESIGN = {
     "overflow_analysis", "distributions", "heatmaps", "comparisons", "attention_maps", "statistics",
 }  # fmt: skip
 TOPICS_OF_MANY = ("", "rank_analysis", "sample_analysis", "comparisons")  # what differs where there are many
-ABSENT_FROM_ONE = {"rank_spread", "micro_batch_spread", "losses", "divergence"}
+ABSENT_FROM_ONE = {"rank_spread", "ranks_by_layer", "micro_batch_spread", "losses", "divergence"}
+ABSENT_FROM_ONE |= {"error_growth", "worst_tensors"}
 PNG = b"\x89PNG\r\n\x1a\n"
 EDGE = 3  # pixels
 
@@ -170,8 +171,9 @@ def test_files_are_whole_pngs_at_the_places_that_tasks_say(small_study, tmp_path
     seen = []
     result = render(small_study, tasks_for(small_study, specs), tmp_path, 2, lambda: seen.append(1))
     assert result.written == [Path("quick_analysis.png"), Path("rank_analysis/ranks_mxfp8.png")]
-    assert result.left_out == {Path("rank_analysis/rank_spread_mxfp8.png"): "the capture has one rank"}
-    assert len(seen) == 3
+    alone = {Path(f"rank_analysis/{name}_mxfp8.png") for name in ("rank_spread", "ranks_by_layer")}
+    assert result.left_out == dict.fromkeys(alone, "the capture has one rank")
+    assert len(seen) == 4
     for path in result.written:
         assert (tmp_path / path).read_bytes().startswith(PNG)
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [

@@ -1,0 +1,1 @@
+"""The sub-commands of tensor_visualizer.py: a module each, with `run(options) -> exit code`."""
