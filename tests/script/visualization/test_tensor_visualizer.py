@@ -60,7 +60,7 @@ def test_help_imports_nothing_heavy():
 def test_run_as_a_file_from_any_directory_with_hyphens_and_workers(capture, tmp_path):
     done = run("--tensor-dir", capture, "--output-dir", "out", "--max-workers", 2, "--quick", cwd=tmp_path)
     assert (done.returncode, without_warning(done.stderr)) == (0, "")
-    assert done.stdout.splitlines()[0].startswith("32 tensor files (")
+    assert done.stdout.splitlines()[0].startswith("32 tensors of ")
     assert done.stdout.splitlines()[-1] == "out/quick_analysis.png"
     assert (tmp_path / "out" / "quick_analysis.png").is_file()
 
