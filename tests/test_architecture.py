@@ -61,7 +61,7 @@ def inside(module: str, package: str) -> bool:
 
 def test_every_package_of_the_library_has_its_rule():
     packages = {name_of(path.parent / "__init__.py") for path in library} - {QUANTSCOPE}
-    assert packages <= set(ALLOWED)
+    assert all(any(inside(package, ruled) for ruled in ALLOWED) for package in packages)
 
 
 @pytest.mark.parametrize("path", library, ids=name_of)
