@@ -187,9 +187,10 @@ def channels_by_layer(frame: pandas.DataFrame, tiles: int) -> tuple[list[int], i
     Tensors with another number of channels than the widest are left out.
     """
     layers = [int(layer) for layer in sorted(frame["layer_idx"].dropna().unique())]
-    width = max(len(row) for row in frame["channel_amax"])
-    image = np.zeros((len(layers), min(width, tiles)))
-    for layer, row in zip(frame["layer_idx"], frame["channel_amax"], strict=True):
+    width, image = 0, np.zeros((len(layers), 0))
+    for layer, row in zip(frame["layer_idx"], frame["channel_amax"], strict=True):  # once: the rows lie on disk
+        if len(row) > width:
+            width, image = len(row), np.zeros((len(layers), min(len(row), tiles)))
         if layer == layer and len(row) == width:
             place = layers.index(int(layer))
             image[place] = np.maximum(image[place], pooled_channels(np.asarray(row), image.shape[1]))

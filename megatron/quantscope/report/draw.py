@@ -81,6 +81,7 @@ def draw(
     details = any(spec is not QUICK for spec in figures)
     try:
         study = analyse(capture, target, workers, progress, formats, scheduler, selection=selection, details=details)
+        del capture  # ten thousand records are 100 MB, which drawing has better use for
         return draw_study(study, target, workers=workers, figures=figures, progress=progress, suffix=suffix)
     except AnalysisError as error:
         raise DrawError(str(error)) from error

@@ -19,12 +19,11 @@ def run(options: argparse.Namespace) -> int:
     """Draw; 1 where something could not be read or drawn, the last line is the path to open."""
     from megatron.quantscope.report.draw import DrawError, draw, figures_for
 
-    capture = opened(options, options.tensor_dir)
     selection = selection_of(options)
     start = time.perf_counter()
     try:
         drawn = draw(
-            capture,
+            opened(options, options.tensor_dir),
             options.output_dir,
             workers=workers_of(options),
             figures=figures_for(quick=options.quick, only=options.only),

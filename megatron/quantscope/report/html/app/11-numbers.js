@@ -1,6 +1,6 @@
 "use strict";
 
-/* Numbers as the page writes them: short, and never more exact than they are. The CSV has them in full. */
+/* Numbers as the page writes them: short, and never more exact than they are. The CSV has all six digits. */
 
 Report.numbers = (() => {
   const NONE = "–";

@@ -78,6 +78,7 @@ Report.controls = (() => {
 
   function treatmentSpecs(now, disabled = false) {
     const formats = Report.data.formats.map((format) => format.name);
+    if (!formats.length) return [];
     const rules = now.rules.length ? options(now.rules) : [["", "none"]];
     const gemms = [
       ["1", "first"],

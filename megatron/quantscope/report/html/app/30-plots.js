@@ -96,8 +96,10 @@ Report.plots = (() => {
     };
   }
 
-  /* make(colors) -> {traces, layout}; the node keeps its listeners from one drawing to the next. */
+  /* make(colors) -> {traces, layout}; the node keeps its listeners from one drawing to the next. Plotly keeps the width
+     of the first drawing, too, so a node whose width has changed since begins anew. */
   function draw(node, make) {
+    if (node._fullLayout && Math.abs(node._fullLayout.width - node.clientWidth) > 1) clear(node);
     const colors = palette();
     const { traces, layout: more } = make(colors);
     const height = more.height ?? 300;

@@ -159,11 +159,20 @@ Report.scales = (() => {
 
   function ownScale(kind, shown) {
     const numbers = shown.filter(isNumber);
+    if (kind === "percent") return ownPercents(numbers);
     const scale = of(kind, numbers);
     if (kind !== "db") return scale;
     const range = rangeOf(numbers);
     const tickvals = steps(range, 5);
     return { ...scale, range, ticks: { tickvals, ticktext: tickvals.map(String) } };
+  }
+
+  /* Zeros keep a category of their own only on a logarithmic scale; a plain one must reach them. */
+  function ownPercents(numbers) {
+    const positive = numbers.filter((value) => value > 0);
+    if (!positive.length) return of("percent", numbers);
+    const scale = { colors: VIRIDIS, ...logarithmic(positive) };
+    return scale.forward(0) === null ? scale : of("binades", numbers);
   }
 
   /* For changes against the baseline, in binades, decibels or percent points. */

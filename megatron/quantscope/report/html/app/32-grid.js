@@ -11,7 +11,7 @@ Report.grid = (() => {
   const FOOT = 48;
   const CATEGORIES = [
     { name: "zero", color: "faint", text: "zero" },
-    { name: "exact", color: "exact", text: "exact: nothing is changed" },
+    { name: "exact", color: "exact", text: "exact: no element differs" },
     { name: "lost", color: "alarm", text: "lost: values became Inf or NaN" },
   ];
 

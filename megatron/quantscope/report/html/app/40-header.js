@@ -95,12 +95,18 @@ Report.header = (() => {
       tensor: Report.tensor.lastHash(),
       attention: Report.attention.lastHash(),
     };
-    const links = Report.router.VIEWS.map((name) => {
-      const href = targets[name] ?? Report.router.hashOf(name, [], Report.router.carried());
-      return h("a", { href, "data-nav": name, "aria-current": name === view ? "page" : null }, TABS[name]);
-    });
-    const strip = fill(one("[data-role=tabs]"));
-    add(strip, links);
+    const strip = one("[data-role=tabs]");
+    if (!strip.firstChild)
+      add(
+        strip,
+        Report.router.VIEWS.map((name) => h("a", { "data-nav": name }, TABS[name])),
+      );
+    for (const link of strip.children) {
+      const name = link.dataset.nav;
+      link.href = targets[name] ?? Report.router.hashOf(name, [], Report.router.carried());
+      if (name === view) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
+    }
     one("[aria-current]", strip)?.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
 

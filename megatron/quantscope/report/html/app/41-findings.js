@@ -15,7 +15,9 @@ Report.findings = (() => {
       fill(
         root,
         empty(
-          "Nothing stood out: no NaN or Inf, no saturation or underflow beyond the thresholds, no outlier channels.",
+          Report.data.formats.length
+            ? "Nothing stood out: no NaN or Inf, no saturation or underflow beyond the thresholds, no outlier channels."
+            : "Nothing stood out. The capture has no tensors to quantise, so saturation and underflow are not known.",
         ),
       );
       return;

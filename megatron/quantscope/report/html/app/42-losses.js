@@ -6,8 +6,8 @@ Report.losses = (() => {
   const { fill, plot, empty, h } = Report.dom;
   const { signedPercent, short } = Report.numbers;
   const HEIGHT = 270;
-  const ROOM = 0.18; // share of the axis for the numbers beside the bars, but so many pixels
-  const LABEL = 90;
+  const LABEL = 66; // pixels for the numbers beside the bars
+  const MARGINS = { l: 80, r: 24, t: 12, b: 44 };
   const MARKED = 30; // iterations up to which points are marked
 
   function draw(root) {
@@ -98,14 +98,16 @@ Report.losses = (() => {
           ticksuffix: field === "loss" ? "" : " %",
         },
         yaxis: { autorange: "reversed", showgrid: false },
-        margin: { l: 80, r: 24, t: 12, b: 44 },
+        margin: MARGINS,
       },
     };
   }
 
   function rangeFor(values, width) {
     const [low, high] = Report.scales.rangeOf([0, ...values.filter(Number.isFinite)]);
-    const room = (high - low || 1) * Math.max(ROOM, LABEL / width);
+    const share = Math.min(0.3, LABEL / (width - MARGINS.l - MARGINS.r));
+    const sides = (low < 0) + (high > 0);
+    const room = ((high - low || 1) * share) / (1 - sides * share);
     return [low < 0 ? low - room : 0, high > 0 ? high + room : 0];
   }
 

@@ -3,7 +3,7 @@
 /* The first page: what was found, whether the runs train, where it hurts, and what each format costs. */
 
 Report.overview = (() => {
-  const { h, fill, card, plot, one, empty } = Report.dom;
+  const { h, fill, card, plot, one } = Report.dom;
 
   function build(root) {
     fill(
@@ -98,7 +98,7 @@ Report.overview = (() => {
       root,
       "sqnr",
       { ...choice, metric: "sqnr", tensor: "operands", colors: "own" },
-      `How well ${treatment} holds them`,
+      choice.format ? `How well ${treatment} holds them` : "How well a format holds them",
       height,
     );
     Report.costs.draw(root, choice);
@@ -108,8 +108,8 @@ Report.overview = (() => {
     const role = (part) => one(`[data-role=${name}-${part}]`, root);
     const node = one(`[data-plot=overview-${name}]`, root);
     role("title").textContent = title;
-    if (!Report.data.metricById.has(choice.metric))
-      return fill(role("note"), empty("The capture has no such figures."));
+    role("link").hidden = !Report.data.metricById.has(choice.metric);
+    if (role("link").hidden) return fill(role("note"), "The capture has no such figures.");
     const view = Report.heat.view(choice, { brief: true });
     const marked = Report.heat.extreme(view);
     const href = Report.router.hashOf("heatmap", [], {

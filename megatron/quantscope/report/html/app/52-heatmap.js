@@ -40,7 +40,7 @@ Report.heatmap = (() => {
       metric: Report.controls.chosen(params.metric, ids, ids.includes("sqnr") ? "sqnr" : ids[0]),
       tensor: Report.controls.chosen(params.tensor ?? params.family, tensors),
       versus: params.versus === "baseline" ? "baseline" : "",
-      colors: params.colors === "own" ? "own" : "",
+      colors: params.colors === "all" ? "all" : "own",
     };
   }
 
@@ -103,10 +103,10 @@ Report.heatmap = (() => {
       },
       {
         id: "colors",
-        label: "Colours",
+        label: "Colour range",
         options: [
-          ["", "one range for all choices"],
-          ["own", "range of this map"],
+          ["own", "of this map"],
+          ["all", "one for all choices"],
         ],
         value: choice.colors,
         always: true,
@@ -164,7 +164,9 @@ Report.heatmap = (() => {
     if (!current.selected) return void fill(node, "Arrow keys move over the cells, Enter or a click opens one.");
     const { site, layer } = current.selected;
     const value = current.view.valueAt(site, layer);
-    const text = `${Report.grid.describe(current.selected)}: ${current.view.metric.title} ${current.view.compared ? Report.numbers.magnitude(value) : Report.numbers.ofMetric(current.view.metric, value)}`;
+    const { metric, compared, unit } = current.view;
+    const written = compared ? `change ${Report.numbers.signed(value)} ${unit}` : Report.numbers.ofMetric(metric, value);
+    const text = `${Report.grid.describe(current.selected)}: ${metric.title} ${written}`;
     say(text);
     return void fill(
       node,

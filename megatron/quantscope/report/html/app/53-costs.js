@@ -20,46 +20,40 @@ Report.costs = (() => {
       `SQNR of every GEMM operand of the ${Report.controls.runTitle(choice.type)} run, quantised offline: the box holds half of them, the line is the median; 6 dB are one bit. Points lie more than 1.5 boxes out. A click opens the format's heatmap.`,
     );
     const node = one("[data-plot=formats]", root);
-    const range = rangeOf(boxes);
     return Report.plots
       .draw(node, (colors) => ({
         traces: boxes.map((box) => boxTrace(box, colors)),
-        layout: {
-          height: boxes.length * FORMAT_ROW + 70,
-          showlegend: false,
-          margin: { l: 130, r: node.clientWidth < NARROW ? 12 : 190, t: 8, b: 44 },
-          xaxis: { title: "SQNR, dB", zeroline: false, range },
-          yaxis: { autorange: "reversed", showgrid: false },
-          annotations:
-            node.clientWidth < NARROW
-              ? []
-              : boxes.map((box) => ({
-                  x: 1,
-                  xref: "paper",
-                  xanchor: "left",
-                  xshift: 6,
-                  y: plain(box.title),
-                  text: box.words,
-                  showarrow: false,
-                  font: { size: 11, color: colors.muted },
-                })),
-        },
+        layout: layoutOf(boxes, node.clientWidth >= NARROW, colors),
       }))
-      .then(() =>
-        Report.plots.onClick(node, (point) => {
-          const box = boxes[point.curveNumber];
-          if (box)
-            Report.router.go(
-              Report.router.hashOf("heatmap", [], {
-                ...Report.router.carried(),
-                metric: "sqnr",
-                format: box.format.name,
-                rule: box.rule,
-                tensor: "operands",
-              }),
-            );
-        }),
-      );
+      .then(() => Report.plots.onClick(node, (point) => open(boxes[point.curveNumber])));
+  }
+
+  function layoutOf(boxes, wide, colors) {
+    const words = (box) => ({
+      x: 1,
+      xref: "paper",
+      xanchor: "left",
+      xshift: 6,
+      y: plain(box.title),
+      text: box.words,
+      showarrow: false,
+      font: { size: 11, color: colors.muted },
+    });
+    return {
+      height: boxes.length * FORMAT_ROW + 70,
+      showlegend: false,
+      margin: { l: 130, r: wide ? 190 : 12, t: 8, b: 44 },
+      xaxis: { title: "SQNR, dB", zeroline: false, range: rangeOf(boxes) },
+      yaxis: { autorange: "reversed", showgrid: false },
+      annotations: wide ? boxes.map(words) : [],
+    };
+  }
+
+  function open(box) {
+    if (!box) return;
+    const { format, rule } = box;
+    const choice = { ...Report.router.carried(), metric: "sqnr", format: format.name, rule, tensor: "operands" };
+    Report.router.go(Report.router.hashOf("heatmap", [], choice));
   }
 
   /* Formats of at most 8 bits fill the axis; what 16 bits do better is told in words. */
@@ -98,10 +92,15 @@ Report.costs = (() => {
       .join(", ");
     const numbers = picked.filter(Number.isFinite);
     if (!numbers.length && !special) return null;
-    const middle = [...numbers].sort((a, b) => a - b)[Math.floor(numbers.length / 2)];
-    const words = [numbers.length ? `median ${middle.toFixed(1)} dB` : "", special].filter(Boolean).join(", ");
+    const middle = numbers.length ? `median ${medianOf(numbers).toFixed(1)} dB` : "";
+    const words = [special, special && middle ? `of the rest ${middle}` : middle].filter(Boolean).join(", ");
     const suffix = rule && rule !== format.rules[0] ? `, ${rule}` : "";
     return { format, rule, numbers, words, title: `${format.title}${suffix}` };
+  }
+
+  function medianOf(numbers) {
+    const sorted = [...numbers].sort((a, b) => a - b);
+    return (sorted[Math.floor((sorted.length - 1) / 2)] + sorted[Math.floor(sorted.length / 2)]) / 2;
   }
 
   function boxTrace({ format, title, numbers, rule }) {

@@ -18,72 +18,44 @@ Report.tensor = (() => {
       ),
       h("dl", { class: "facts", "data-role": "facts" }),
       h("div", { class: "controls", "data-role": "controls" }),
-      h(
-        "article",
-        { class: "card" },
-        h("h2", {}, "Exponents"),
-        h("p", { class: "note", "data-role": "exponents-note" }),
-        plot("exponents", "Histogram of the exponents, with the format's range"),
-      ),
-      h(
-        "article",
-        { class: "card", "data-part": "what-if" },
-        h("h2", {}, "What each format would do"),
-        h("p", { class: "note", "data-role": "what-if-note" }),
-        h("div", { class: "scroll", "data-role": "what-if", tabindex: 0 }),
+      part("exponents", "Exponents", plot("exponents", "Histogram of the exponents, with the format's range")),
+      part(
+        "what-if",
+        "What each format would do",
+        h("div", { class: "scroll", "data-role": "what-if", tabindex: 0, "aria-label": "What each format would do" }),
       ),
       h(
         "div",
         { class: "two" },
-        h(
-          "article",
-          { class: "card", "data-part": "channels" },
-          h("h2", {}, "Largest magnitude by channel"),
-          h("p", { class: "note", "data-role": "channels-note" }),
-          plot("channels", "Largest magnitude of each channel"),
-        ),
-        h(
-          "article",
-          { class: "card", "data-part": "surface" },
-          h("h2", {}, "Tokens and channels"),
-          h("p", { class: "note", "data-role": "surface-note" }),
-          plot("surface", "Magnitudes by token and channel"),
-        ),
+        part("channels", "Largest magnitude by channel", plot("channels", "Largest magnitude of each channel")),
+        part("surface", "Tokens and channels", plot("surface", "Magnitudes by token and channel")),
       ),
-      h(
-        "article",
-        { class: "card", "data-part": "quantiles" },
-        h("h2", {}, "Against a normal distribution"),
-        h("p", { class: "note", "data-role": "quantiles-note" }),
+      part(
+        "quantiles",
+        "Against a normal distribution",
         plot("quantiles", "Quantiles against those of a normal distribution"),
       ),
-      h(
-        "article",
-        { class: "card", "data-part": "scales" },
-        h("h2", {}, "Block scales"),
-        h("p", { class: "note", "data-role": "scales-note" }),
-        h("div", { class: "pair-of-plots", "data-role": "scales" }),
-      ),
-      h(
-        "article",
-        { class: "card", "data-part": "blocks" },
-        h("h2", {}, "SQNR by block"),
-        h("p", { class: "note", "data-role": "blocks-note" }),
-        h("div", { class: "pair-of-plots", "data-role": "blocks" }),
-      ),
-      h(
-        "article",
-        { class: "card", "data-part": "siblings" },
-        h("h2", {}, "The same tensor in every run"),
-        h("div", { class: "siblings", "data-role": "siblings" }),
-      ),
+      part("scales", "Block scales", h("div", { class: "pair-of-plots", "data-role": "scales" })),
+      part("blocks", "SQNR by block", h("div", { class: "pair-of-plots", "data-role": "blocks" })),
+      part("siblings", "The same tensor in every run", h("div", { class: "siblings", "data-role": "siblings" })),
+    );
+  }
+
+  /* A card with a note that its module fills. */
+  function part(name, title, body) {
+    return h(
+      "article",
+      { class: "card", "data-part": name },
+      h("h2", {}, title),
+      h("p", { class: "note", "data-role": `${name}-note` }),
+      body,
     );
   }
 
   /* #/tensor/TYPE/SITE/LAYER; what is missing or unknown is replaced by the run's most extreme tensor. */
   function choiceOf({ parts, params }) {
     const place = Report.controls.place({ ...params, type: parts[0] ?? params.type });
-    const wanted = { ...place, site: parts[1], layer: Number(parts[2] ?? NaN) };
+    const wanted = { ...place, site: parts[1], layer: Number(parts[2] || NaN) };
     const cell = Report.data.cellAt(wanted);
     if (parts.length) return { ...wanted, cell };
     const found = extreme(place);
@@ -111,9 +83,7 @@ Report.tensor = (() => {
     if (missing)
       return void fill(
         one("[data-role=steps]", root),
-        empty(
-          `This capture has no ${choice.site ?? "tensor"}, ${layerText(choice.layer)} of the run ${choice.type} here. `,
-        ),
+        empty(`This capture has no ${namesOf(choice)} here. `),
         h("a", { href: Report.router.hashOf("heatmap") }, "Choose one in the heatmap"),
       );
     last = window.location.hash;
@@ -127,6 +97,12 @@ Report.tensor = (() => {
     Report.blocks.draw(root, treated);
     Report.quantiles.draw(root, treated);
     Report.siblings.draw(root, treated);
+  }
+
+  /* A link may name less than a tensor, or a layer that is no number. */
+  function namesOf({ type, site, layer }) {
+    const layers = Number.isInteger(layer) ? layerText(layer) : null;
+    return `${[site ?? "tensor", layers].filter(Boolean).join(", ")} of the run ${type}`;
   }
 
   function heading({ type, site, layer }) {

@@ -12,6 +12,7 @@ Report.exponents = (() => {
   const HEIGHT = 330;
   const ZERO_GAP = 2.5; // bins between the zeros' bar and the others
   const LABEL = 56; // pixels that the name of a band takes
+  const TICK = 52; // pixels from one tick to the next, at least
   const BAND_COLORS = { underflow: "band-under", subnormal: "band-sub", normal: "band-normal", overflow: "band-over" };
 
   function draw(root, choice) {
@@ -101,7 +102,7 @@ Report.exponents = (() => {
     const zeroAt = first - ZERO_GAP;
     const range = [zeros ? zeroAt - 1.5 : first - 1.5, last + 2];
     const bands = format && shift !== null ? bandsOf(format, shift, zeros ? first - 1.2 : range[0], range[1]) : [];
-    const ticks = Report.plots.powers(first, last, 12);
+    const ticks = Report.plots.powers(first, last, Math.min(12, Math.floor(width / TICK)));
     return {
       traces: [
         bars(

@@ -128,6 +128,8 @@ Report.channels = (() => {
       ax: left ? -14 : 14,
       ay: 0,
       xanchor: left ? "right" : "left",
+      bgcolor: colors.sheet,
+      borderpad: 1,
       font: { size: 12, color: colors.ink },
     };
   }

@@ -112,7 +112,7 @@ Report.attention = (() => {
     );
     fill(one("[data-role=note]", root), [
       entry.recomputed ? "Recomputed from the captured queries and keys." : "From the captured probabilities.",
-      entry.where ? ` ${entry.where}.` : "",
+      entry.where ? ` ${entry.where.charAt(0).toUpperCase()}${entry.where.slice(1)}.` : "",
       entry.maps.length < entry.heads
         ? ` ${entry.maps.length} of ${entry.heads} heads have maps: those with the least entropy.`
         : "",

@@ -10,7 +10,7 @@ Report.heads = (() => {
     tickvals: [-10, -8, -6, -4, -2, 0],
     ticktext: ["≤ 0.1 %", "0.4 %", "1.6 %", "6 %", "25 %", "100 %"],
   };
-  const HEIGHT = 600;
+  const HEIGHT = 600; // but no more than the map is wide
 
   function draw(root, entry, shown) {
     const items = entry.maps.map((tile) => {
@@ -60,7 +60,8 @@ Report.heads = (() => {
   function map(root, tile, { queries, keys }) {
     one("[data-role=head-title]", root).textContent = `Head ${tile.head}`;
     const rows = Report.data.rowsOf(tile);
-    Report.plots.draw(one("[data-plot=attention-map]", root), (colors) => ({
+    const node = one("[data-plot=attention-map]", root);
+    Report.plots.draw(node, (colors) => ({
       traces: [
         {
           type: "heatmap",
@@ -84,7 +85,7 @@ Report.heads = (() => {
         },
       ],
       layout: {
-        height: HEIGHT,
+        height: Math.min(HEIGHT, node.clientWidth),
         margin: { l: 52, r: 8, t: 8, b: 46 },
         plot_bgcolor: colors.missing,
         xaxis: { title: "key", showgrid: false, zeroline: false, constrain: "domain" },

@@ -6,6 +6,7 @@ Report.sinks = (() => {
   const { one } = Report.dom;
   const { magnitude, percent, isNumber } = Report.numbers;
   const BARS = 200;
+  const TICK = 32; // pixels from one layer's number to the next, at least
 
   function bars(root, entry) {
     const figures = [
@@ -56,53 +57,8 @@ Report.sinks = (() => {
     const node = one("[data-plot=attention-layers]", root);
     return Report.plots
       .draw(node, (colors) => ({
-        traces: [
-          {
-            type: "heatmap",
-            z,
-            x: list.map((_, index) => index),
-            colorscale: Report.scales.VIRIDIS,
-            zmin: 0,
-            zmax: 100,
-            xgap: 1,
-            ygap: 1,
-            hovertemplate: "head %{y}, layer %{customdata}<br>first token %{z:.1f} %<extra></extra>",
-            customdata: z.map(() => list),
-            colorbar: Report.plots.colorbar(colors, "", { ticksuffix: " %" }),
-          },
-        ],
-        layout: {
-          height: 70 + 20 * most,
-          margin: { l: 52, r: 8, t: 8, b: 46 },
-          dragmode: false,
-          plot_bgcolor: colors.missing,
-          shapes: [
-            {
-              type: "rect",
-              x0: list.indexOf(layer) - 0.5,
-              x1: list.indexOf(layer) + 0.5,
-              y0: -0.5,
-              y1: most - 0.5,
-              line: { color: colors.ink, width: 2 },
-            },
-          ],
-          xaxis: {
-            title: "layer",
-            tickvals: list.map((_, index) => index),
-            ticktext: list.map(String),
-            showgrid: false,
-            zeroline: false,
-            fixedrange: true,
-          },
-          yaxis: {
-            title: "head",
-            autorange: "reversed",
-            showgrid: false,
-            zeroline: false,
-            dtick: Math.ceil(most / 16),
-            fixedrange: true,
-          },
-        },
+        traces: [shares(z, list, colors)],
+        layout: layersLayout({ list, most, chosen: list.indexOf(layer), width: node.clientWidth }, colors),
       }))
       .then(() =>
         Report.plots.onClick(node, (point) => {
@@ -112,6 +68,46 @@ Report.sinks = (() => {
           );
         }),
       );
+  }
+
+  function shares(z, list, colors) {
+    return {
+      type: "heatmap",
+      z,
+      x: list.map((_, index) => index),
+      colorscale: Report.scales.VIRIDIS,
+      zmin: 0,
+      zmax: 100,
+      xgap: 1,
+      ygap: 1,
+      hovertemplate: "head %{y}, layer %{customdata}<br>first token %{z:.1f} %<extra></extra>",
+      customdata: z.map(() => list),
+      colorbar: Report.plots.colorbar(colors, "", { ticksuffix: " %" }),
+    };
+  }
+
+  function layersLayout({ list, most, chosen, width }, colors) {
+    const plain = { showgrid: false, zeroline: false, fixedrange: true };
+    const every = Math.ceil((list.length * TICK) / width);
+    const shown = list.map((_, index) => index).filter((index) => index % every === 0);
+    const frame = { type: "rect", x0: chosen - 0.5, x1: chosen + 0.5, y0: -0.5, y1: most - 0.5 };
+    return {
+      height: 70 + 20 * most,
+      margin: { l: 52, r: 8, t: 8, b: 46 },
+      dragmode: false,
+      plot_bgcolor: colors.missing,
+      shapes: [
+        { ...frame, line: { color: colors.sheet, width: 4 } },
+        { ...frame, line: { color: colors.ink, width: 2 } },
+      ],
+      xaxis: {
+        title: "layer",
+        tickvals: shown,
+        ticktext: shown.map((index) => String(list[index])),
+        ...plain,
+      },
+      yaxis: { title: "head", autorange: "reversed", dtick: Math.ceil(most / 16), ...plain },
+    };
   }
 
   return { bars, layers };

@@ -113,10 +113,10 @@ Report.compare = (() => {
       { id: "rank", label: "Rank", options: options(choice.ranks), value: choice.rank },
       {
         id: "colors",
-        label: "Colours",
+        label: "Colour range",
         options: [
-          ["", "one range for all runs"],
-          ["own", "range of this map"],
+          ["", "one for all runs"],
+          ["own", "of this map"],
         ],
         value: choice.colors,
         always: true,

@@ -7,6 +7,7 @@ Report.columns = (() => {
   const PLACES = ["type", "site", "layer", "iteration", "rank"];
   const TEXTS = ["type", "site", "family"];
   const WRITERS = { percent, db: (value) => decibels(value).replace(" dB", "") };
+  const UNITS = { db: "dB", binades: "binades" };
   let all = null;
 
   /* -> [{id, title, numeric, group, value(cell), write(value)}] */
@@ -54,7 +55,7 @@ Report.columns = (() => {
         const treatment = name.slice(metric.id.length + 1);
         return {
           id: name.replace("/", "_"),
-          title: metric.scale === "db" ? `${metric.title}, dB` : metric.title,
+          title: UNITS[metric.scale] ? `${metric.title}, ${UNITS[metric.scale]}` : metric.title,
           treatment,
           help: metric.help,
           numeric: true,

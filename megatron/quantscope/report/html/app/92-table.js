@@ -38,7 +38,7 @@ Report.table = (() => {
         h("span", { "data-role": "count" }),
         " Words must occur in run, site or family; comparisons are ",
         h("code", {}, "column<number"),
-        " with < > <= >= = !=.",
+        " with < > <= >= = !=. The CSV has every column of these rows, numbers to six digits.",
         h("span", { class: "problem", "data-role": "filter-problem", role: "alert" }),
       ),
       h(

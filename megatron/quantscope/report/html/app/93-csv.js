@@ -1,6 +1,6 @@
 "use strict";
 
-/* The filtered rows as a file: every column, numbers as exact as the page has them. */
+/* The filtered rows as a file: every column, numbers to the six digits that the page carries. */
 
 Report.csv = (() => {
   const FORMULA = /^[=+\-@\t\r]/; // what a spreadsheet would compute

@@ -5,7 +5,8 @@
 Report.keys = (() => {
   const { h, fill, one } = Report.dom;
   const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-  const FIELDS = "input, select, textarea, summary, [data-role=rows], .scroll, dialog";
+  const FIELDS = "input, select, textarea, dialog";
+  const SCROLLING = "summary, [data-role=rows], .scroll"; // where arrows and Enter have a meaning of their own
   const KEYS = [
     ["← ↑ → ↓", "heatmap: move over the cells; tensor: previous or next layer and site"],
     ["Enter", "heatmap: open the tensor of the cell"],
@@ -68,10 +69,11 @@ Report.keys = (() => {
     const actions = {
       "/": () => filter(view),
       "?": help,
-      Enter: view === "heatmap" && !event.target.closest("a, button") ? Report.heatmap.enter : null,
+      Enter: view === "heatmap" && !own && !event.target.closest?.("a, button") ? Report.heatmap.enter : null,
     };
     const page = Report.router.VIEWS[Number(event.key) - 1];
-    const arrow = ARROWS[event.key];
+    const own = event.target.closest?.(SCROLLING);
+    const arrow = own ? null : ARROWS[event.key];
     const action =
       arrow && MOVERS[view]
         ? () => MOVERS[view]().move(...arrow)

@@ -28,6 +28,7 @@ Report.main = (() => {
     const own = drawing;
     delete dataset.ready;
     forget();
+    const refocus = focusKeeper();
     const section = show(state.view);
     try {
       await Report[state.view].render(section, state);
@@ -36,7 +37,19 @@ Report.main = (() => {
     } catch (problem) {
       fail(problem);
     }
+    refocus(section);
     if (own === drawing) Object.assign(dataset, { ready: "true", view: state.view });
+  }
+
+  /* A drawing makes links anew or hides them: the focus goes to the link of the same words, else to the page. */
+  function focusKeeper() {
+    const held = document.activeElement;
+    const words = held?.textContent;
+    return (section) => {
+      if (held === document.body || document.activeElement !== document.body) return;
+      const same = [...section.querySelectorAll("a, button")].find((link) => link.textContent === words);
+      (same ?? one("main")).focus({ preventScroll: true });
+    };
   }
 
   /* A page that is opened begins at its top; a choice changed on it leaves the reader where they are. */
