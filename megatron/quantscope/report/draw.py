@@ -94,13 +94,15 @@ def draw_study(
 ) -> Drawn:
     """Draw what `analyse` gave; the arguments are those of `draw`."""
     write_texts(study, target)
+    first = None
+    if {spec.name for spec in FIGURES} <= {spec.name for spec in figures}:
+        with progress.step("writing the page", None):  # before the figures, which take longer: it can be read meanwhile
+            first = _write_page(study, target / PAGE)
     tasks = tasks_for(study, figures, suffix)
     with progress.step("drawing figures", len(tasks)) as advance:
         rendered = render(study, tasks, target, workers, lambda: advance(1))
-    first = target / rendered.written[0] if rendered.written else target
-    if {spec.name for spec in FIGURES} <= {spec.name for spec in figures}:
-        with progress.step("writing the page", None):
-            first = _write_page(study, target / PAGE)
+    if first is None:
+        first = target / rendered.written[0] if rendered.written else target
     return Drawn(
         open_first=first,
         files=int(study.summary["file"].notna().sum()),

@@ -192,7 +192,9 @@ def _sources(references: Parts, tensors: Parts, *, by_name: bool) -> list[tuple[
     if not tensors:
         return []
     if by_name:
-        return [(references[0].rank, Source(tuple(references)), Source(tuple(tensors)))]
+        of_rank = {record.rank: record for record in tensors}
+        same = [(one.rank, Source((one,)), Source((of_rank[one.rank],))) for one in references if one.rank in of_rank]
+        return same or [(references[0].rank, Source((references[0],)), Source((tensors[0],)))]
     mine, theirs = _by_layout(tensors), _by_layout(references)
     common = [layout for layout in theirs if layout in mine]
     if common:

@@ -189,6 +189,20 @@ class TestBareFiles:
         assert pairing.notes == ["bf16: 16 tensors have no partner in mxfp8"]
         assert all(torch.equal(pair.tensor.load(), pair.reference.load()) for pair in pairing.pairs)
 
+    @pytest.mark.parametrize(("form", "met"), [(PLAIN, 2), (FULL, 2)])
+    def test_ranks_that_the_other_does_not_have_are_counted(self, tmp_path, form, met):
+        (tmp_path / "bf16").mkdir()
+        for layer in range(2):
+            save(tmp_path / "bf16" / form.format(n=layer, i=0, l=layer, t="bf16", s=0, name="input"), torch.ones(2))
+        (tmp_path / "mxfp8").mkdir()
+        for rank in range(2):
+            for layer in range(2):
+                file = FULL.format(n=layer, i=0, l=layer, t="mxfp8", s=0, name="input")
+                save(tmp_path / "mxfp8" / file.replace("rank0", f"rank{rank}"), torch.full((2,), 1.0 - 101 * rank))
+        pairing = paired(tmp_path)
+        assert len(pairing.pairs) == met
+        assert pairing.notes == ["mxfp8: 2 tensors have no partner in bf16"]
+
     def test_files_without_their_manifest_meet_those_of_a_run(self, tmp_path):
         import shutil
 
