@@ -19,32 +19,8 @@ Report.overview = (() => {
       h(
         "div",
         { class: "two" },
-        h(
-          "article",
-          { class: "card" },
-          h(
-            "div",
-            { class: "card-line" },
-            h("h2", { "data-role": "amax-title" }),
-            h("a", { class: "whole", "data-role": "amax-link" }, "Open the heatmap →"),
-          ),
-          h("p", { class: "note", "data-role": "amax-note" }),
-          plot("overview-amax", "Largest magnitude by site and layer", "clickable"),
-          h("p", { class: "keys", "data-role": "amax-keys" }),
-        ),
-        h(
-          "article",
-          { class: "card" },
-          h(
-            "div",
-            { class: "card-line" },
-            h("h2", { "data-role": "sqnr-title" }),
-            h("a", { class: "whole", "data-role": "sqnr-link" }, "Open the heatmap →"),
-          ),
-          h("p", { class: "note", "data-role": "sqnr-note" }),
-          plot("overview-sqnr", "SQNR by site and layer", "clickable"),
-          h("p", { class: "keys", "data-role": "sqnr-keys" }),
-        ),
+        mapCard("amax", "Largest magnitude by site and layer"),
+        mapCard("sqnr", "SQNR by site and layer"),
       ),
       h(
         "article",
@@ -56,6 +32,22 @@ Report.overview = (() => {
     );
     Report.findings.draw(one("[data-role=findings]", root));
     problems(root);
+  }
+
+  function mapCard(name, label) {
+    return h(
+      "article",
+      { class: "card" },
+      h(
+        "div",
+        { class: "card-line" },
+        h("h2", { "data-role": `${name}-title` }),
+        h("a", { class: "whole", "data-role": `${name}-link` }, "Open the heatmap →"),
+      ),
+      h("p", { class: "note", "data-role": `${name}-note` }),
+      plot(`overview-${name}`, label, "clickable"),
+      h("p", { class: "keys", "data-role": `${name}-keys` }),
+    );
   }
 
   /* What could not be read must not go unseen. */

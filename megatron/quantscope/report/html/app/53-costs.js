@@ -93,7 +93,7 @@ Report.costs = (() => {
     const numbers = picked.filter(Number.isFinite);
     if (!numbers.length && !special) return null;
     const middle = numbers.length ? `median ${medianOf(numbers).toFixed(1)} dB` : "";
-    const words = [special, special && middle ? `of the rest ${middle}` : middle].filter(Boolean).join(", ");
+    const words = [special, special && middle ? `rest ${middle}` : middle].filter(Boolean).join(", ");
     const suffix = rule && rule !== format.rules[0] ? `, ${rule}` : "";
     return { format, rule, numbers, words, title: `${format.title}${suffix}` };
   }

@@ -18,7 +18,10 @@ Report.tensor = (() => {
       ),
       h("dl", { class: "facts", "data-role": "facts" }),
       h("div", { class: "controls", "data-role": "controls" }),
-      part("exponents", "Exponents", plot("exponents", "Histogram of the exponents, with the format's range")),
+      part("exponents", "Exponents", [
+        plot("exponents", "Histogram of the exponents, with the format's range"),
+        h("p", { class: "keys", "data-role": "exponents-keys" }),
+      ]),
       part(
         "what-if",
         "What each format would do",
@@ -55,7 +58,7 @@ Report.tensor = (() => {
   /* #/tensor/TYPE/SITE/LAYER; what is missing or unknown is replaced by the run's most extreme tensor. */
   function choiceOf({ parts, params }) {
     const place = Report.controls.place({ ...params, type: parts[0] ?? params.type });
-    const wanted = { ...place, site: parts[1], layer: Number(parts[2] || NaN) };
+    const wanted = { ...place, type: parts[0] ?? place.type, site: parts[1], layer: Number(parts[2] || NaN) };
     const cell = Report.data.cellAt(wanted);
     if (parts.length) return { ...wanted, cell };
     const found = extreme(place);
@@ -169,8 +172,6 @@ Report.tensor = (() => {
     const { options, placeSpecs, treatmentSpecs } = Report.controls;
     const { type, iteration, rank } = choice;
     const [typeSpec, ...places] = placeSpecs({ type, iteration, rank });
-    const flat = options(["3d", "flat"], (value) => (value === "3d" ? "3-D surface" : "flat map"));
-    const linear = options(["linear", "log"]);
     const { axes } = Report.data;
     const layers = Report.data.layersWithOutside();
     const jump = (place) => Report.router.go(hashFor({ ...choice, ...place }));
@@ -186,33 +187,32 @@ Report.tensor = (() => {
       { ...typeSpec, always: false, change: (type) => jump({ type }) },
       ...places,
       ...treatmentSpecs(choice),
-      {
-        id: "blocks",
-        param: "blocks",
-        label: "Range of the block with",
-        options: [
-          ["median", "the median scale"],
-          ["smallest", "the smallest scale"],
-          ["largest", "the largest scale"],
-        ],
-        value: choice.params.blocks ?? "median",
-        disabled: Report.data.formatByName.get(choice.format)?.scale !== "e8m0",
-      },
-      {
-        id: "channel-scale",
-        param: "channels",
-        label: "Channels",
-        options: linear,
-        value: choice.params.channels ?? "linear",
-      },
-      {
-        id: "surface",
-        param: "surface",
-        label: "Surface",
-        options: flat,
-        value: choice.params.surface ?? "3d",
-        disabled: !Report.data.surfaceByCell.has(choice.cell),
-      },
+      ...figureSpecs(choice),
+    ];
+  }
+
+  function figureSpecs({ params, format, cell }) {
+    const spec = (id, param, label, options, disabled = false) => {
+      const value = Report.controls.chosen(
+        params[param],
+        options.map(([name]) => name),
+      );
+      return { id, param, label, options, value, disabled };
+    };
+    const blocks = [
+      ["median", "the median scale"],
+      ["smallest", "the smallest scale"],
+      ["largest", "the largest scale"],
+    ];
+    const surfaces = [
+      ["3d", "3-D surface"],
+      ["flat", "flat map"],
+    ];
+    const scaled = Report.data.formatByName.get(format)?.scale === "e8m0";
+    return [
+      spec("blocks", "blocks", "Range of the block with", blocks, !scaled),
+      spec("channel-scale", "channels", "Channels", Report.controls.options(["linear", "log"])),
+      spec("surface", "surface", "Surface", surfaces, !Report.data.surfaceByCell.has(cell)),
     ];
   }
 

@@ -18,14 +18,17 @@ Report.exponents = (() => {
   function draw(root, choice) {
     const node = one("[data-plot=exponents]", root);
     const note = one("[data-role=exponents-note]", root);
+    const keys = one("[data-role=exponents-keys]", root);
     const histogram = choice.detail?.exponents;
     if (!histogram?.counts?.length) {
       Report.plots.clear(node);
+      fill(keys);
       return fill(note, "No element is finite and other than zero, so there are no exponents to count.");
     }
     const format = Report.data.formatByName.get(choice.format);
     const moved = shiftOf(format, choice);
     fill(note, explanation(format, moved, choice));
+    fill(keys, format && moved.shift !== null ? format.spans.map(bandKey) : null);
     return Report.plots.draw(node, (colors) =>
       figure(histogram, format, moved, { ...choice, width: node.clientWidth }, colors),
     );
@@ -149,6 +152,11 @@ Report.exponents = (() => {
       marker: { color },
       hovertemplate: "%{text}<extra></extra>",
     };
+  }
+
+  /* Bands that are too narrow for their names have colours still. */
+  function bandKey({ name }) {
+    return h("span", { class: "key" }, Report.dom.swatch(`var(--${BAND_COLORS[name] ?? "band-normal"})`), name);
   }
 
   function bandsOf(format, shift, low, high) {

@@ -50,45 +50,42 @@ Report.whatIf = (() => {
         rows.some((row) => Report.data.value(`${metric}/${row.key}`, cell) !== null),
     );
     const best = Object.fromEntries(metrics.map((metric) => [metric, bestOf(metric, rows, cell)]));
-    const head = ["format", "scale rule", "GEMM", ...metrics.map((metric) => Report.data.metricById.get(metric).title)];
+    const chosen = Report.data.treatmentName(format, rule, gemm);
     const body = rows.map((row, index) => {
-      const chosen = row.format.name === format && row.rule === rule && row.gemm === gemm;
       const first = index === 0 || rows[index - 1].format !== row.format;
-      return h(
-        "tr",
-        {
-          class: [first ? "first" : "", chosen ? "chosen" : ""].join(" ").trim() || null,
-          "aria-current": chosen ? "true" : null,
-        },
-        h(
-          "th",
-          { scope: "row" },
-          first ? h("a", { href: hashOf(row) }, swatch(row.format.color), row.format.title) : null,
-        ),
-        h("td", {}, row.format.scale || rulesOf(row.format, site).length > 1 ? row.rule || "–" : "–"),
-        h("td", {}, gemmText(row, gemms, rows)),
-        metrics.map((metric) => cellOf(metric, row, cell, best[metric])),
-      );
+      const figures = metrics.map((metric) => cellOf(metric, row, cell, best[metric]));
+      return line(row, { site, first, chosen: row.key === chosen, gemm: gemmText(row, gemms, rows) }, figures);
     });
-    const headings = head.map((title, index) =>
-      h(
-        "th",
-        {
-          scope: "col",
-          class: index > 2 ? "number" : null,
-          title: index > 2 ? Report.data.metricById.get(metrics[index - 3]).help : null,
-        },
-        title,
-      ),
-    );
     fill(
       one("[data-role=what-if]", root),
       h(
         "table",
         { class: "plain", "data-role": "what-if-table" },
-        h("thead", {}, h("tr", {}, headings)),
+        h("thead", {}, h("tr", {}, headings(metrics))),
         h("tbody", {}, body),
       ),
+    );
+  }
+
+  function headings(metrics) {
+    const plain = ["format", "scale rule", "GEMM"].map((title) => h("th", { scope: "col" }, title));
+    const figures = metrics
+      .map((metric) => Report.data.metricById.get(metric))
+      .map(({ title, help }) => h("th", { scope: "col", class: "number", title: help }, title));
+    return [...plain, ...figures];
+  }
+
+  function line(row, { site, first, chosen, gemm }, figures) {
+    const { format, rule } = row;
+    const name = h("a", { href: hashOf(row) }, swatch(format.color), format.title);
+    const classes = [first && "first", chosen && "chosen"].filter(Boolean).join(" ");
+    return h(
+      "tr",
+      { class: classes || null, "aria-current": chosen && "true" },
+      h("th", { scope: "row" }, first ? name : null),
+      h("td", {}, format.scale || rulesOf(format, site).length > 1 ? rule || "–" : "–"),
+      h("td", {}, gemm),
+      figures,
     );
   }
 

@@ -3,7 +3,7 @@
 /* The attention of one layer: a map a head, how spread it is, how much goes to the first token (the sink). */
 
 Report.attention = (() => {
-  const { h, fill, one, plot, empty } = Report.dom;
+  const { h, fill, one, card, plot, empty } = Report.dom;
   let last = null;
 
   function build(root) {
@@ -20,48 +20,42 @@ Report.attention = (() => {
       h(
         "div",
         { "data-role": "body" },
-        h(
-          "article",
-          { class: "card" },
-          h("h2", {}, "Heads"),
-          h(
-            "p",
-            { class: "note" },
-            "Where each query (down) looks among the keys (across); brighter is more. Choose a head to read its map.",
-          ),
-          h("div", { class: "heads", "data-role": "heads" }),
-          legend(),
-        ),
-        h(
-          "div",
-          { class: "two" },
-          h(
-            "article",
-            { class: "card" },
-            h("h2", { "data-role": "head-title" }),
-            plot("attention-map", "Attention of the chosen head"),
-          ),
-          h(
-            "article",
-            { class: "card" },
-            h("h2", {}, "By head"),
-            plot("attention-sink", "Share of the first token by head"),
-            plot("attention-entropy", "Entropy by head"),
-            plot("attention-score", "Largest score by head"),
-          ),
-        ),
-        h(
-          "article",
-          { class: "card" },
-          h("h2", {}, "Share of the first token in every layer"),
-          h(
-            "p",
-            { class: "note" },
-            "An attention sink takes nearly all of a head's attention. A click opens the layer.",
-          ),
-          plot("attention-layers", "Share of the first token by layer and head", "clickable"),
-        ),
+        headsCard(),
+        h("div", { class: "two" }, headCard(), figuresCard()),
+        layersCard(),
       ),
+    );
+  }
+
+  function headsCard() {
+    return card(
+      "Heads",
+      "Where each query (down) looks among the keys (across); brighter is more. Choose a head to read its map.",
+      h("div", { class: "heads", "data-role": "heads" }),
+      legend(),
+    );
+  }
+
+  function headCard() {
+    const title = h("h2", { "data-role": "head-title" });
+    return card(null, null, title, plot("attention-map", "Attention of the chosen head"));
+  }
+
+  function figuresCard() {
+    return card(
+      "By head",
+      null,
+      plot("attention-sink", "Share of the first token by head"),
+      plot("attention-entropy", "Entropy by head"),
+      plot("attention-score", "Largest score by head"),
+    );
+  }
+
+  function layersCard() {
+    return card(
+      "Share of the first token in every layer",
+      "An attention sink takes nearly all of a head's attention. A click opens the layer.",
+      plot("attention-layers", "Share of the first token by layer and head", "clickable"),
     );
   }
 

@@ -66,13 +66,13 @@ Report.keys = (() => {
     const { view } = Report.router.state();
     if (event.key === "Escape") return escape(event, view);
     if (event.target.closest?.(FIELDS)) return;
+    const own = event.target.closest?.(SCROLLING);
     const actions = {
       "/": () => filter(view),
       "?": help,
       Enter: view === "heatmap" && !own && !event.target.closest?.("a, button") ? Report.heatmap.enter : null,
     };
     const page = Report.router.VIEWS[Number(event.key) - 1];
-    const own = event.target.closest?.(SCROLLING);
     const arrow = own ? null : ARROWS[event.key];
     const action =
       arrow && MOVERS[view]
