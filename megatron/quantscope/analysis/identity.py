@@ -20,7 +20,7 @@ import os
 from megatron.quantscope.capture.record import TensorRecord
 
 KEY = "key"  # the column of the summary table
-VERSION = 1  # to be raised whenever the figures of a row change: rows of another version are measured again
+VERSION = 2  # to be raised whenever the figures of a row change: rows of another version are measured again
 _KEY_BYTES = 16
 _PART = ("layer_type", "operation", "tensor_name", "shape", "dtype", "head_dim")
 

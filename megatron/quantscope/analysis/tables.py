@@ -10,7 +10,9 @@ A treatment `mxfp8` has the columns `mxfp8.sqnr_db`, `mxfp8.error_squares`, `mxf
 tensor goes into one GEMM only; `gemms` names them in the order of the uses. A histogram has its first exponent and its
 counts in two columns. `block_exponent_*` is that of the amax of blocks along the first use, `block2_*` along the
 second; `block_fraction_counts` holds the same blocks by exponent and fraction of amax, [exponents, 4] row by row
-(`formats.blocks`). The column `quantiles` belongs to the levels `distribution.QUANTILE_LEVELS`.
+(`formats.blocks`). `live_blocks_16@2` are the blocks of 16 along the second use that hold anything but zeros:
+`live_column` names the one of these columns that a treatment's dead blocks are a part of. The column `quantiles`
+belongs to the levels `distribution.QUANTILE_LEVELS`.
 """
 
 from __future__ import annotations
@@ -25,11 +27,12 @@ from typing import TYPE_CHECKING, Any
 
 from megatron.quantscope.analysis.blocks import BlockSummary
 from megatron.quantscope.analysis.exponents import ExponentHistogram
-from megatron.quantscope.analysis.format_errors import FormatError
+from megatron.quantscope.analysis.format_errors import USE_SUFFIXES, FormatError, Treatment
 from megatron.quantscope.analysis.identity import KEY
 from megatron.quantscope.analysis.roles import module_label, role_of
 from megatron.quantscope.analysis.summary import TensorSummary
 from megatron.quantscope.capture.location import Location
+from megatron.quantscope.formats.catalog import MX_BLOCK
 
 if TYPE_CHECKING:
     import pandas
@@ -54,6 +57,7 @@ RECORD_COLUMNS: Mapping[str, str] = {
     "micro_batch": _INT,
     "rank": _INT,
     "tp_rank": _INT,
+    "dp_rank": _INT,
     "counter": _INT,
     "sample_idx": _INT,
     "layer_type": _TEXT,
@@ -120,7 +124,18 @@ def error_columns(treatments: Iterable[str]) -> dict[str, str]:
     for name in treatments:
         columns[f"{name}.sqnr_db"] = _FLOAT
         columns |= {f"{name}.{field}": _FLOAT if field == "error_squares" else _INT for field in ERROR_FIELDS}
+        columns[live_column(name)] = _INT
     return columns
+
+
+def live_column(treatment: str) -> str:
+    """The column of what a treatment's dead blocks are a part of: formats without blocks are looked at in 32."""
+    tried = Treatment.named(treatment)
+    return _live_column(tried.record.block or MX_BLOCK, tried.use)
+
+
+def _live_column(size: int, use: int) -> str:
+    return f"live_blocks_{size}{USE_SUFFIXES[use]}"
 
 
 def summary_columns(treatments: Iterable[str]) -> dict[str, str]:
@@ -140,7 +155,8 @@ def record_row(record: TensorRecord) -> Row:
         "operand": role.operand,
         "gemms": [use.gemm for use in role.uses],
         "tp_rank": record.parallel.get("tp_rank"),
-        "shard": json.dumps([dict(split) for split in record.shard]) if record.shard else None,
+        "dp_rank": record.parallel.get("dp_rank"),
+        "shard": json.dumps([dict(split) for split in record.shard]) if record.shard or not record.bare else None,
         "shape": None if record.shape is None else list(record.shape),
     }
     return {name: derived[name] if name in derived else getattr(record, name) for name in RECORD_COLUMNS}
@@ -187,6 +203,8 @@ def _block_columns(by_use: Sequence[BlockSummary]) -> Row:
         row[f"{prefix}_exponent_first"] = blocks.first if blocks else 0
         row[f"{prefix}_exponent_counts"] = blocks.amax.sum(axis=1).tolist() if blocks else []
         row[f"{prefix}_fraction_counts"] = blocks.amax.ravel().tolist() if blocks else []
+    for use, blocks in enumerate(by_use):
+        row |= {_live_column(size, use): count for size, count in blocks.live.items()}
     return row
 
 

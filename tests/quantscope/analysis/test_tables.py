@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ def test_columns_of_parallel_runs_and_attention_are_there(tmp_path):
     records = [
         record_of("linear", "input", parallel={"tp_rank": 1, "tp_size": 2}, shard=(SPLIT,), counter=7),
         record_of("attention", "grad_output", head_dim=24, softmax_scale=0.25),
-        record_of("linear", "output"),
+        record_of("linear", "output", run_folder=Path("run")),
     ]
     x = torch.randn(40, 1, 96, generator=torch.Generator().manual_seed(0)).bfloat16()
     path = tmp_path / "summary.parquet"
@@ -37,7 +38,8 @@ def test_columns_of_parallel_runs_and_attention_are_there(tmp_path):
     assert (linear["tp_rank"], linear["counter"], json.loads(linear["shard"])) == (1, 7, [SPLIT])
     assert [list(row["gemms"]) for row in (linear, attention, output)] == [["fprop", "wgrad"], ["dp", "dv"], []]
     assert (attention["head_dim"], attention["softmax_scale"]) == (24, 0.25)
-    assert not isinstance(attention["shard"], str)
+    assert not isinstance(attention["shard"], str)  # of a bare file nobody knows
+    assert output["shard"] == "[]"  # whole, as its manifest says
     assert (linear["blocks"], attention["blocks"]) == (40 * 3, 40 * 4)  # of 96, and of 4 heads of 24
     assert np.isnan(output["mxfp4@2.sqnr_db"])
     assert len(output["block2_exponent_counts"]) == 0

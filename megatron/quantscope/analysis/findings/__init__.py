@@ -7,6 +7,6 @@ does to Gaussian data (`reference`).
 """
 
 from megatron.quantscope.analysis.findings.finding import KINDS, MOST_SHOWN, SEVERITIES, Finding, Place
-from megatron.quantscope.analysis.findings.rules import find
+from megatron.quantscope.analysis.findings.rules import find, unseen
 
-__all__ = ["KINDS", "MOST_SHOWN", "SEVERITIES", "Finding", "Place", "find"]
+__all__ = ["KINDS", "MOST_SHOWN", "SEVERITIES", "Finding", "Place", "find", "unseen"]

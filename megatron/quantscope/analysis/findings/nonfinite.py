@@ -1,18 +1,25 @@
-"""NaN and Inf: how many, and where they appear first in the order of execution."""
+"""NaN and Inf: how many, and where they appear first in the order of execution.
+
+A rank counts its rows in the order in which it computed them. Counters of different ranks say nothing of each other: a
+later pipeline stage begins at 1 too, with what the stage before it made. Of several ranks the order is that in which
+values flow: by micro-batch, forward before backward, up the layers and down again; the counter within a layer.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from megatron.quantscope.analysis.findings.finding import CRITICAL, Finding, Place, figure_path
 from megatron.quantscope.analysis.findings.words import counted, layers, listed, title_of
 from megatron.quantscope.analysis.study import Study
+from megatron.quantscope.capture.metadata import BACKWARD
 
 if TYPE_CHECKING:
     import pandas
 
-_EXECUTION = ["iteration", "counter", "rank"]  # a rank counts its rows in the order in which they were computed
+_BEFORE_LAYERS = "embedding"  # in the names of modules that stand before the layers; others without a layer follow
 
 
 def find_nonfinite(study: Study) -> Iterator[Finding]:
@@ -21,10 +28,24 @@ def find_nonfinite(study: Study) -> Iterator[Finding]:
         frame = study.of_type(quant_type)
         spoilt = frame[frame["nan"] + frame["inf"] > 0]
         if len(spoilt):
-            yield _finding(study, quant_type, spoilt.sort_values([name for name in _EXECUTION if name in spoilt]))
+            yield _finding(quant_type, in_order(spoilt, several_ranks=frame["rank"].nunique() > 1))
 
 
-def _finding(study: Study, quant_type: str, spoilt: pandas.DataFrame) -> Finding:
+def in_order(rows: pandas.DataFrame, *, several_ranks: bool) -> pandas.DataFrame:
+    """Rows in the order of execution."""
+    if not several_ranks:
+        return rows.sort_values(["iteration", "counter"])
+    backward = rows["operation"] == BACKWARD
+    before = rows["module"].fillna("").str.contains(_BEFORE_LAYERS, regex=False)
+    outside = before.map({True: -math.inf, False: math.inf})
+    depth = rows["layer_idx"].astype(float).fillna(outside)
+    keys = rows[["iteration", "micro_batch", "counter", "rank"]].assign(
+        backward=backward, depth=depth.mask(backward, -depth)
+    )
+    return rows.loc[keys.sort_values(["iteration", "micro_batch", "backward", "depth", "counter", "rank"]).index]
+
+
+def _finding(quant_type: str, spoilt: pandas.DataFrame) -> Finding:
     first = spoilt.iloc[0]
     place = _place(first, quant_type)
     where = _where(place)

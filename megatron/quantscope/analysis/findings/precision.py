@@ -66,8 +66,8 @@ def _finding(quant_type: str, name: str, noise: pandas.Series) -> Finding | None
         severity=WARNING if below >= _SEVERE_DB else NOTE,
         title=f"{title_of(name)}: keep {layers(numbers)} in higher precision",
         text=f"The operands of layer {numbers[0]} keep {_db(1 / float(worst.iloc[0])):.1f} dB, {below:.1f} dB less "
-        f"than those of the median layer. {percent(share)} of the relative error of all {len(noise)} layers is made in "
-        f"{layers(numbers)}; without it the mean SQNR rises by {gain:.1f} dB.",
+        f"than those of the median layer. {percent(share)} of the power of the relative error of all {len(noise)} "
+        f"layers is made in {layers(numbers)}; without it the mean SQNR rises by {gain:.1f} dB.",
         numbers={
             "layers": len(numbers),
             "worst_layer": numbers[0],

@@ -1,8 +1,8 @@
 """Tensors that several ranks keep a copy of, and whose copies are not the same.
 
 Ranks hold one tensor alike where no step of its `shard` divides it among them: weights of data-parallel ranks, and
-what tensor-parallel ranks compute on the same samples in full. A difference means that they have parted: a missed
-all-reduce, another seed, a kernel that is not deterministic, a broken device.
+what the tensor-parallel ranks of one data-parallel rank compute on its samples in full. A difference means that they
+have parted: a missed all-reduce, another seed, a kernel that is not deterministic, a broken device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from megatron.quantscope.analysis.study import Study
 if TYPE_CHECKING:
     import pandas
 
-_TENSOR = ["iteration", "module", "layer_type", "operation", "phase", "tensor_name"]
+_TENSOR = ["iteration", "module", "layer_type", "phase", "tensor_name"]
+_OF_SAMPLES = ("sample_idx", "dp_rank", "operation")  # a weight is one in an iteration, whatever it was used for
 _COMPARED = ["count", "zero", "nan", "inf", "min", "max", "sum", "sum_squares"]
 _KNOWN_AXIS = "tp"  # whose rank the tables tell; tensors that are divided along another are not compared
 _EXPERTS = ".experts."  # modules of the same name that are others on every expert-parallel rank
@@ -29,7 +30,7 @@ def find_rank_disagreement(study: Study) -> Iterator[Finding]:
     """One finding a type whose replicated tensors differ."""
     for quant_type in study.types:
         frame = study.of_type(quant_type)
-        if frame["rank"].nunique() > 1 and {"shard", "tp_rank"} <= set(frame.columns):
+        if frame["rank"].nunique() > 1 and {"shard", "tp_rank", "dp_rank"} <= set(frame.columns):
             finding = _finding(quant_type, replicas(frame))
             if finding is not None:
                 yield finding
@@ -42,9 +43,8 @@ def replicas(frame: pandas.DataFrame) -> pandas.DataFrame:
     rows = frame.assign(divided=[bool(found) for found in axes])[whole]
     rows = rows[rows["module"].notna() & ~rows["module"].fillna("").str.contains(_EXPERTS, regex=False)]
     rows = rows[rows["stage"] != "partial"] if "stage" in rows else rows
-    sample = rows["sample_idx"].where(rows["family"] != WEIGHT)
-    tp_rank = rows["tp_rank"].where(rows["divided"])
-    keys = rows[_TENSOR].assign(sample=sample, tp_rank=tp_rank)
+    of_samples = {name: rows[name].where(rows["family"] != WEIGHT) for name in _OF_SAMPLES}
+    keys = rows[_TENSOR].assign(**of_samples, tp_rank=rows["tp_rank"].where(rows["divided"]))
     rows = rows.assign(copy_of=keys.groupby(list(keys.columns), dropna=False).ngroup())
     shared = rows.groupby("copy_of")["rank"].transform("nunique") > 1
     return rows[shared]

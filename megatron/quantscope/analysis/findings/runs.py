@@ -59,8 +59,8 @@ def _divergence(run: str, rows: pandas.DataFrame, first: pandas.Series) -> Findi
         kind="divergence",
         severity=WARNING if lowest < _SEVERE_DB else NOTE,
         title=f"{title_of(run)} parts from {baseline} at {_where(first)}: {float(first['sqnr_db']):.1f} dB",
-        text=f"There the error of a result first passes a tenth of the signal ({_PARTED_DB:g} dB). The samples are the "
-        f"same. The farthest is {_where(worst)}, in the {worst['operation']} pass, with {lowest:.1f} dB.",
+        text=f"There the error of a result first passes a tenth of the signal ({_PARTED_DB:g} dB).{_samples(rows)} "
+        f"The farthest is {_where(worst)}, in the {worst['operation']} pass, with {lowest:.1f} dB.",
         numbers={"sqnr_db": float(first["sqnr_db"]), "lowest_sqnr_db": lowest, "threshold_db": _PARTED_DB},
         place=Place(
             quant_type=run,
@@ -71,6 +71,12 @@ def _divergence(run: str, rows: pandas.DataFrame, first: pandas.Series) -> Findi
         figure=figure_path("comparisons", "divergence"),
         weight=1 + (_PARTED_DB - lowest) / _PARTED_DB,
     )
+
+
+def _samples(rows: pandas.DataFrame) -> str:
+    """That the data are no reason; nothing where the samples are not known, as of files of another tool."""
+    known = "sample_idx" in rows and bool(rows["sample_idx"].notna().all())
+    return " The samples are the same." if known else ""
 
 
 def _where(row: pandas.Series) -> str:

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron.quantscope.analysis.aggregate import as_trained, merged, treatments_of
-from megatron.quantscope.analysis.format_errors import POW2_FORMATS, USE_SUFFIXES
+from megatron.quantscope.analysis.format_errors import POW2_FORMATS
 from megatron.quantscope.analysis.roles import site_order
+from megatron.quantscope.analysis.tables import live_column
 from megatron.quantscope.report.html.data_formats import UNSCALED, format_of
-from megatron.quantscope.report.html.data_histograms import blocks_by_use
 from megatron.quantscope.report.html.encode import numbers, sqnr
 
 if TYPE_CHECKING:
@@ -121,9 +121,10 @@ def cell_columns(cells: Cells) -> Part:
         )
     }
     values = _plain_values(cells)
-    blocks = blocks_by_use(cells)
     for name in cells.treatments:
-        values |= _tried_values(groups, name, blocks[name.endswith(USE_SUFFIXES[1])])
+        values |= _tried_values(groups, name)
+        if format_of(name).block:
+            values[f"dead_blocks/{name}"] = numbers(_dead_percent(cells, name))
     known = {key: column for key, column in values.items() if any(value is not None for value in column)}
     return places | {"values": known}
 
@@ -138,15 +139,19 @@ def _plain_values(cells: Cells) -> Part:
     return {name: numbers(column.to_numpy(float)) for name, column in columns.items()}
 
 
-def _tried_values(groups: pandas.DataFrame, name: str, blocks: npt.NDArray[np.int64]) -> Part:
-    """Of one treatment; `blocks` is [cells]: those along its GEMM that hold something else than zeros."""
-    tried = {part: groups[f"{name}.{part}"] for part in ("sqnr_db", "relative_error", "dead_blocks", "lost")}
+def _tried_values(groups: pandas.DataFrame, name: str) -> Part:
+    tried = {part: groups[f"{name}.{part}"] for part in ("sqnr_db", "relative_error", "lost")}
     found = {part: groups[f"{name}.{part}_percent"] for part in ("underflow", "saturated", "lost")}
     found["relative_error"] = (100 * tried["relative_error"]).where(tried["lost"] == 0)
-    if format_of(name).block:
-        found["dead_blocks"] = 100 * tried["dead_blocks"] / np.where(blocks > 0, blocks, np.nan)
     columns = {f"{part}/{name}": numbers(column.to_numpy(float)) for part, column in found.items()}
     return columns | {f"sqnr/{name}": sqnr(tried["sqnr_db"].to_numpy(float))}
+
+
+def _dead_percent(cells: Cells, name: str) -> Floats:
+    """[cells]: the dead blocks, of the format's blocks along this GEMM that hold anything but zeros."""
+    live = cells.rows[live_column(name)].astype(float).groupby(cells.rows["cell"]).sum()
+    dead: Floats = (100 * cells.groups[f"{name}.dead_blocks"] / live.where(live > 0)).to_numpy(float)
+    return dead
 
 
 def _with_unscaled(summary: pandas.DataFrame) -> pandas.DataFrame:

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 import numpy as np
 import pandas
 import pytest
-import torch
 
-from megatron.quantscope.analysis.findings import KINDS, MOST_SHOWN, SEVERITIES, Finding, Place, find
+from megatron.quantscope.analysis.findings import KINDS, MOST_SHOWN, SEVERITIES, Finding, Place, find, unseen
 from megatron.quantscope.analysis.findings.finding import ranked
+from megatron.quantscope.analysis.findings.nonfinite import in_order
 from megatron.quantscope.analysis.findings.ranks import replicas
-from megatron.quantscope.analysis.findings.reference import gaussian
 from megatron.quantscope.analysis.findings.rules import RULES
-from megatron.quantscope.formats import FORMATS, fake_quantize
+from tests.quantscope.analysis import captures
+from tests.quantscope.analysis.captures import write_capture
 
 COUNT, WIDTH, LAYERS = 64 * 1024, 64, 8
 
@@ -51,6 +51,32 @@ class TestNonfinite:
         assert finding.place == Place(quant_type="bf16", site="fc1.y", layer=2, rank=0, iteration=0, micro_batch=0)
         assert finding.numbers == {"tensors": 2, "nan": 4, "inf": 1, "first_nan": 3, "first_inf": 1}
         assert "first in fc1.y, layer 2" in finding.title
+
+    def test_of_two_pipeline_stages_the_first_is_where_values_come_from(self, table, study_with, plant):
+        """A NaN that the first stage makes last floods the second from its first tensor on, and comes back."""
+        summary = plant(table("bf16", ranks=2), "fc1.y", 3, rank=0, nan=1)
+        stage = summary["layer_idx"] >= LAYERS // 2
+        summary = summary[stage == (summary["rank"] == 1)]
+        counter = summary.groupby("rank").cumcount()
+        summary = summary.assign(counter=counter, sample_idx=0).reset_index(drop=True)
+        plant(summary, "fc1.x", rank=1, nan=7)
+        plant(summary, "fc1.dy", nan=7)
+        assert summary.query("rank == 1")["counter"].min() < summary.query("rank == 0 and nan == 1")["counter"].min()
+        (finding,) = of_kind(study_with(summary.sample(frac=1, random_state=0)), "nonfinite")
+        assert (finding.place.site, finding.place.layer, finding.place.rank) == ("fc1.y", 3, 0)
+        (finding,) = of_kind(study_with(summary[summary["operation"] == "backward"]), "nonfinite")
+        assert (finding.place.site, finding.place.layer, finding.place.rank) == ("fc1.dy", LAYERS - 1, 1)
+
+    def test_modules_outside_the_layers_are_at_the_ends(self, table):
+        rows = table(ranks=2).query("site in ('fc1.y', 'fc1.dy')").reset_index(drop=True)
+        for module in ("embedding.word_embeddings", "output_layer"):
+            ends = rows[rows["layer_idx"] == 0].assign(layer_idx=math.nan, module=module)
+            rows = pandas.concat([rows, ends], ignore_index=True)
+        ordered = in_order(rows.sample(frac=1, random_state=0), several_ranks=True)
+        modules = ordered.query("rank == 0")["module"].tolist()
+        assert modules[:2] == ["embedding.word_embeddings", "decoder.layers.0.mlp.linear_fc1"]
+        assert modules[LAYERS + 1 : LAYERS + 3] == ["output_layer", "output_layer"]
+        assert modules[-1] == "embedding.word_embeddings"
 
     def test_an_earlier_iteration_is_before_a_smaller_counter(self, table, study_with, plant):
         later = plant(table().assign(iteration=1), "fc1.x", 0, nan=1)
@@ -113,64 +139,6 @@ class TestOutlierChannels:
         assert of_kind(study_with(summary), "outlier_channels") == []
 
 
-class TestFormatLosses:
-    def test_neighbouring_layers_are_one_sentence(self, table, study_with, plant):
-        summary = table("mxfp4")
-        for layer in (2, 3, 4, 6):
-            plant(summary, "fc1.dy", layer, mxfp4__underflow=COUNT // 2)
-        (finding,) = of_kind(study_with(summary), "underflow")
-        assert "fc1.dy in layers 2-4, 6 (50 %)" in finding.text
-        assert (finding.format, finding.metric, finding.severity) == ("mxfp4", "underflow", "warning")
-        assert finding.numbers["threshold_percent"] == pytest.approx(2 * gaussian("mxfp4").underflow_percent)
-
-    def test_the_second_gemm_counts_too(self, table, study_with, plant):
-        summary = plant(table("mxfp8"), "fc1.x", 1, **{"mxfp8@2__underflow": COUNT // 20})
-        (finding,) = of_kind(study_with(summary), "underflow")
-        assert "fc1.x in its second GEMM in layer 1 (5 %)" in finding.text
-        assert finding.severity == "note"
-
-    def test_results_are_never_quantised(self, table, study_with, plant):
-        assert find(study_with(plant(table("mxfp8"), "fc1.y", mxfp8__underflow=COUNT // 2))) == []
-
-    def test_a_run_is_judged_by_its_own_format_and_a_plain_one_by_those_no_run_shows(self, table, study_with, plant):
-        summary = plant(table("bf16", "mxfp8"), "fc1.x", mxfp4__underflow=COUNT // 2, mxfp8__saturated=COUNT // 20)
-        found = find(study_with(summary))
-        assert {(one.kind, one.format, one.place.quant_type) for one in found} == {
-            ("underflow", "mxfp4", "bf16"),
-            ("saturation", "mxfp8", "mxfp8"),
-        }
-
-    def test_values_lost_to_inf_are_critical(self, table, study_with, plant):
-        (finding,) = find(study_with(plant(table("fp16"), "fc1.x", 4, fp16__lost=2)))
-        assert (finding.kind, finding.severity, finding.numbers["lost"]) == ("saturation", "critical", 2)
-
-    def test_gradients_are_scaled_as_in_training(self, table, study_with, plant):
-        summary = plant(table("hifp8"), "fc1.dy", hifp8__underflow=COUNT // 2)
-        assert find(study_with(summary)) == []
-        (finding,) = find(study_with(plant(summary, "fc1.dy", hifp8_pow2__underflow=COUNT // 2)))
-        assert finding.kind == "underflow"
-
-    def test_dead_blocks(self, table, study_with, plant):
-        summary = plant(table("fp16"), "fc1.x", 4, fp16__dead_blocks=20)
-        (finding,) = of_kind(study_with(summary), "dead_blocks")
-        assert finding.numbers["percent"] == pytest.approx(100 * 20 / (COUNT / 32))
-        assert of_kind(study_with(plant(summary, "fc1.x", 4, fp16__dead_blocks=2)), "dead_blocks") == []
-        zeros = plant(summary, "fc1.x", 4, fp16__dead_blocks=2, zero_blocks=COUNT // 32 - 4)
-        assert of_kind(study_with(zeros), "dead_blocks")[0].numbers["percent"] == 50
-
-
-@pytest.mark.parametrize("name", ["mxfp8", "mxfp4", "fp16"])
-def test_the_gaussian_reference_is_what_quantising_gives(name):
-    x = torch.randn(512, 128, generator=torch.Generator().manual_seed(0))
-    q = fake_quantize(x, name, backend="torch")
-    assert gaussian(name).underflow_percent == pytest.approx(100 * float(((q == 0) & (x != 0)).float().mean()))
-    if FORMATS[name].block:
-        blocks = x.reshape(-1, 32)
-        scale = torch.exp2(torch.floor(torch.log2(blocks.abs().amax(1, keepdim=True))) - FORMATS[name].emax)
-        clipped = (blocks.abs() / scale > FORMATS[name].max).float().mean()
-        assert gaussian(name).saturated_percent == pytest.approx(100 * float(clipped), rel=0.05)
-
-
 class TestLayersToKeep:
     def test_the_worst_layers_and_what_is_gained(self, table, study_with, plant):
         summary = plant(table("mxfp8"), "fc1.x", 5, mxfp8__error_squares=0.05 * COUNT)
@@ -201,18 +169,43 @@ class TestRanks:
         assert finding.numbers["compared"] == LAYERS  # weights only: the samples of the ranks differ
         assert finding.numbers["rms_percent"] == pytest.approx(100 * (1.1**0.5 - 1))
 
+    @pytest.mark.parametrize("spoilt_copy", [None, 2, 3])
+    def test_weights_of_a_real_data_parallel_capture(self, analysed, tmp_path, spoilt_copy):
+        seen = []  # forward and backward of rank 0, then of rank 1
+
+        def spoil(module, layer, name, tensor):
+            if (module, layer, name) == ("mlp.linear_fc2", 1, "weight"):
+                seen.append(tensor)
+                return 1.25 * tensor if len(seen) - 1 == spoilt_copy else tensor
+            return tensor
+
+        study = analysed(write_capture(tmp_path / "capture", ranks=2, spoil=spoil))
+        found = of_kind(study, "rank_disagreement")
+        assert len(found) == (spoilt_copy is not None)
+        kept = 2 * 2 * len(captures.LINEARS)  # of 2 ranks and 2 layers; the backward's are the forward's again
+        assert len(replicas(study.of_type("mxfp8"))) == kept + len(found)
+        for finding in found:
+            assert (finding.severity, finding.place.site, finding.place.layer) == ("critical", "fc2.w", 1)
+            assert finding.numbers["tensors"] == 1
+
+    def test_bare_files_say_nothing_of_copies(self, table):
+        assert len(replicas(table(ranks=2).assign(shard=None))) == 0
+
+    def test_activations_of_data_parallel_ranks_are_no_copies_though_samples_are_not_known(self, table):
+        assert set(replicas(table(ranks=2).assign(sample_idx=0))["site"]) == {"fc1.w"}
+
     def test_activations_of_other_samples_may_differ(self, table, study_with, plant):
         assert find(study_with(plant(table(ranks=2), "fc1.x", rank=1, sum_squares=2.0 * COUNT))) == []
 
     def test_activations_of_the_same_samples_must_not(self, table, study_with, plant):
-        summary = table(ranks=2).assign(sample_idx=0, tp_rank=lambda rows: rows["rank"])
+        summary = table(ranks=2).assign(sample_idx=0, dp_rank=0, tp_rank=lambda rows: rows["rank"])
         assert find(study_with(summary)) == []
         plant(summary, "fc1.x", 2, rank=1, sum=5.0)
         (finding,) = of_kind(study_with(summary), "rank_disagreement")
         assert (finding.severity, finding.place.site) == ("warning", "fc1.x")
 
     def test_shards_summands_and_experts_are_no_copies(self, table):
-        summary = table(ranks=2).assign(sample_idx=0, tp_rank=lambda rows: rows["rank"])
+        summary = table(ranks=2).assign(sample_idx=0, dp_rank=0, tp_rank=lambda rows: rows["rank"])
         assert len(replicas(summary)) == len(summary)
         for changed in (
             {"shard": '[{"over": "tp", "dim": 0}]'},
@@ -243,6 +236,15 @@ class TestRuns:
         assert finding.title == "MXFP4 parts from BF16 at fc1.y of layer 1: 18.0 dB"
         assert "fc1.y of layer 2, in the forward pass, with 8.0 dB" in finding.text
         assert finding.severity == "warning"
+
+    def test_the_same_samples_are_said_where_they_are_known(self, table, study_with):
+        said = "The samples are the same."
+        for sample, known in ((3, True), (math.nan, False)):
+            rows = self.rows(30.0, 8.0).assign(sample_idx=sample)
+            (finding,) = of_kind(study_with(table(), comparison=rows), "divergence")
+            assert (said in finding.text) is known
+        (finding,) = of_kind(study_with(table(), comparison=self.rows(30.0, 8.0)), "divergence")
+        assert said not in finding.text
 
     def test_runs_that_stay_together(self, table, study_with):
         assert find(study_with(table(), comparison=self.rows(30.0, math.inf, 25.0))) == []
@@ -281,3 +283,17 @@ def test_the_list_is_short_and_the_worst_comes_first():
 
 def test_every_rule_has_a_test_of_its_own_kind():
     assert len(RULES) == 8  # a new rule wants its planted fault above
+
+
+def test_what_statistics_do_not_show_is_said(table, study_with, plant):
+    assert unseen(study_with(table())) == ""
+    said = unseen(study_with(table().assign(file=None)))
+    assert said.startswith("Of this capture statistics alone were kept: they do not show massive activations, ")
+    assert "NaN" not in said
+    assert unseen(study_with(plant(table(), "fc1.y", 3, file=None))).startswith("Of 1 row of this capture")
+
+
+def test_a_capture_of_statistics_says_so(analysed, tmp_path):
+    study = analysed(write_capture(tmp_path / "capture", mode="statistics"))
+    assert find(study) == []
+    assert unseen(study).startswith("Of this capture")

@@ -16,6 +16,7 @@ from megatron.quantscope.report.html.data import page_data
 from megatron.quantscope.report.html.data_cells import cells_of
 from megatron.quantscope.report.html.data_findings import link_of
 from megatron.quantscope.report.html.data_formats import format_of
+from tests.quantscope.analysis.captures import write_capture
 
 RELATIVE = 10.0 ** (1 - encode.DIGITS)
 
@@ -101,6 +102,26 @@ def test_plain_values(wide, wide_study):
         }
         for metric, value in expected.items():
             assert value_of(wide, metric, cell) == pytest.approx(value, rel=RELATIVE), metric
+
+
+@pytest.mark.parametrize(("treatment", "blocks"), [("nvfp4", 6), ("nvfp4@2", 48), ("mxfp4", 4), ("mxfp4@2", 48)])
+def test_dead_blocks_are_a_share_of_the_blocks_of_this_format_along_this_gemm(study_of, tmp_path, treatment, blocks):
+    """Two tokens of 48 channels hold anything: one large value, the others far below what a block keeps beside it."""
+
+    def spoil(module, layer, name, tensor):
+        if (module, layer, name) != ("mlp.linear_fc1", 0, "input"):
+            return tensor
+        tensor = 1e-6 * tensor
+        tensor[2:] = 0
+        tensor[0, 0, 0] = 1e4
+        return tensor
+
+    study = study_of(write_capture(tmp_path / "capture", "nvfp4", layers=1, spoil=spoil))
+    data = page_data(study)
+    cell = [key[3] for key in keys_of(data)].index("fc1.x")
+    dead = study.summary.query("site == 'fc1.x'")[f"{treatment}.dead_blocks"].iloc[0]
+    assert 0 < dead < blocks or treatment.startswith("mx")
+    assert value_of(data, f"dead_blocks/{treatment}", cell) == pytest.approx(100 * dead / blocks, rel=RELATIVE)
 
 
 def test_too_many_cells_are_put_together_exactly(wide_study):
