@@ -152,12 +152,8 @@ def largest_by_layer(frame: pandas.DataFrame) -> tuple[list[int], Floats]:
 
 def exponents_of(frame: pandas.DataFrame) -> ExponentHistogram:
     """The exponents of all elements of these rows."""
-    return _histogram(frame, "exponent")
-
-
-def block_exponents_of(frame: pandas.DataFrame) -> ExponentHistogram:
-    """The exponents of the amax of all blocks of these rows."""
-    return _histogram(frame, "block_exponent")
+    rows = zip(frame["exponent_first"], frame["exponent_counts"], strict=True)
+    return added(ExponentHistogram(int(first), np.asarray(counts, dtype=np.int64)) for first, counts in rows)
 
 
 def depths_of(frame: pandas.DataFrame) -> npt.NDArray[np.int64]:
@@ -195,8 +191,3 @@ def channels_by_layer(frame: pandas.DataFrame, tiles: int) -> tuple[list[int], i
             place = layers.index(int(layer))
             image[place] = np.maximum(image[place], pooled_channels(np.asarray(row), image.shape[1]))
     return layers, width, image
-
-
-def _histogram(frame: pandas.DataFrame, name: str) -> ExponentHistogram:
-    rows = zip(frame[f"{name}_first"], frame[f"{name}_counts"], strict=True)
-    return added(ExponentHistogram(int(first), np.asarray(counts, dtype=np.int64)) for first, counts in rows)

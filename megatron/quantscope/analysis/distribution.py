@@ -2,9 +2,10 @@
 
 Quantiles are kept at the levels of a standard normal's equidistant scores, so that a Q-Q plot against a Gaussian is a
 plot of one column against another, with the quartiles beside them. They are exact for bf16 and fp16, where the counts
-of all values are known, and of an evenly spaced sample for wider dtypes.
+of all values are known, and of an evenly spaced sample for wider dtypes, in which every channel has its share.
 
 Kurtosis is E[x^4] / E[x^2]^2 about zero: 3 for a Gaussian; it grows with outliers, some steps before training diverges.
+Like the largest magnitudes it is of all elements, whatever the dtype: one channel of thousands can make all of it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from itertools import count as count_from
+from math import gcd
 from statistics import NormalDist
 
 import numpy as np
@@ -19,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from megatron.quantscope.formats import bit_pattern_counts
+from megatron.quantscope.formats import bit_pattern_counts, slabs
 from megatron.quantscope.formats.patterns import PATTERN_DTYPES, PATTERNS, bit_patterns
 
 NORMAL_SCORES = tuple(step / 4 for step in range(-18, 19))
@@ -27,7 +30,8 @@ _QUARTILES = (0.25, 0.75)
 QUANTILE_LEVELS = tuple(sorted([*(NormalDist().cdf(score) for score in NORMAL_SCORES), *_QUARTILES]))
 _WHISKER_SCORE = 3.0
 TOP = 3
-_SAMPLE = 1 << 20  # elements of a wide tensor that quantiles are taken from
+_SAMPLE = 1 << 20  # elements, to twice that, that quantiles of a wide tensor are taken from
+_CHUNK = 1 << 18  # elements of a wide tensor at a time: 2 MB of float64
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -51,7 +55,7 @@ class Distribution:
 
 
 def distribution_of(x: Tensor) -> Distribution:
-    """The distribution of a floating-point tensor of any shape."""
+    """The distribution of a tensor of any real dtype and shape."""
     return _of_patterns(x) if x.dtype in PATTERN_DTYPES else _of_wide(x)
 
 
@@ -97,17 +101,61 @@ def _of_patterns(x: Tensor) -> Distribution:
     )
 
 
+def spread_stride(count: int, wanted: int) -> int:
+    """The step that takes about `wanted` to twice as many of `count` elements, evenly spaced; all where there are less.
+
+    It shares no factor with `count`, and so with no dimension of the tensor: a step that divides the width of a row
+    would see some channels always and the others never.
+    """
+    return next(step for step in count_from(max(1, count // wanted)) if gcd(step, count) == 1)
+
+
 def _of_wide(x: Tensor) -> Distribution:
-    """Of a tensor of another dtype: quantiles and kurtosis of an evenly spaced sample."""
-    flat = x.detach().reshape(-1)
-    spaced = flat[:: max(1, flat.numel() // _SAMPLE)].double()
-    values: Floats = torch.sort(spaced[torch.isfinite(spaced)]).values.numpy()
+    """Of a tensor of another dtype: quantiles of a sample, the rest of all elements."""
+    flat = slabs.flat(x.detach())
+    top, kurtosis = _extremes(flat)
+    sample = flat[:: spread_stride(len(flat), _SAMPLE)]
+    values = _finite(sample if sample.is_floating_point() else sample.double()).numpy()
     if not len(values):
-        return Distribution()
-    ones = np.ones(len(values), dtype=np.int64)
-    finite = torch.isfinite(flat)
-    top = torch.topk(torch.where(finite, flat, 0).abs(), min(TOP, int(finite.sum()))).values.double().tolist()
-    return _distribution(values, ones, np.sort(np.abs(values)), ones, top)
+        return Distribution(top=top, kurtosis=kurtosis)
+    ordered, places = np.sort(values), _places(QUANTILE_LEVELS, len(values))
+    (middle,) = _places((0.5,), len(values))
+    return Distribution(
+        quantiles=tuple(ordered[places].tolist()),
+        median_magnitude=float(np.partition(np.abs(values), middle)[middle]),
+        top=top,
+        kurtosis=kurtosis,
+    )
+
+
+def _extremes(flat: Tensor) -> tuple[tuple[float, ...], float | None]:
+    """The largest magnitudes and the kurtosis; each chunk in units of its own amax, so that no power overflows."""
+    largest: list[float] = []
+    moments = []
+    for chunk in torch.split(flat, _CHUNK):
+        sizes = _finite(chunk.double().abs())
+        if len(sizes):
+            top = torch.topk(sizes, min(TOP, len(sizes))).values.tolist()
+            largest, amax = sorted([*largest, *top], reverse=True)[:TOP], top[0]
+            squares = sizes.div_(amax or 1.0).square_()
+            moments.append((amax, len(sizes), float(squares.sum()), float(squares @ squares)))
+    if not largest or largest[0] == 0:
+        return tuple(largest), None
+    amaxes, counts, second, fourth = np.array(moments).T
+    ratio = np.square(amaxes / largest[0])
+    return tuple(largest), float((fourth @ np.square(ratio)) * counts.sum() / (second @ ratio) ** 2)
+
+
+def _finite(x: Tensor) -> Tensor:
+    """The finite elements; x itself where all are."""
+    finite = torch.isfinite(x)
+    return x if bool(finite.all()) else x[finite]
+
+
+def _places(levels: tuple[float, ...], count: int) -> Integers:
+    """The quantiles' places in order: the first element with at least that share of `count` elements not above it."""
+    places: Integers = np.maximum(np.ceil(np.asarray(levels) * count).astype(np.int64) - 1, 0)
+    return places
 
 
 def _distribution(

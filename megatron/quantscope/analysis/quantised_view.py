@@ -13,14 +13,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from megatron.quantscope.analysis.distribution import spread_stride
+from megatron.quantscope.analysis.format_errors import Treatment
 from megatron.quantscope.analysis.roles import Role
-from megatron.quantscope.formats import fake_quantize, get_format, measure_format
+from megatron.quantscope.analysis.what_if import as_quantized, block_map
 
 MAP_ROWS, MAP_BLOCKS = 96, 96
 EXACT_DB = 80.0  # what a block without an error counts as
 BINS_PER_BINADE = 4
 _BINADES = 24  # below the largest value
-_MOST_PAIRS = 1 << 21  # of evenly spaced elements
+_PAIRS = 1 << 21  # of evenly spaced elements, to twice that
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,23 +52,21 @@ def quantised_view(tensor: Tensor, role: Role, format: str, head_dim: int | None
     """Quantise an operand as its first GEMM does; None where it has no finite values but zeros.
 
     Args:
-        tensor: As captured.
+        tensor: As captured, of any real dtype.
         role: What it is to its GEMMs.
         format: The name of a format with blocks.
         head_dim: Of attention rows.
     """
-    use = role.cuts[0]
+    use, treatment = role.cuts[0], Treatment(format)
     x, axis = use.view(tensor.detach(), head_dim)
-    finite = x[torch.isfinite(x)]
-    if not finite.numel() or not bool((finite != 0).any()):
+    figures = block_map(tensor, role, treatment, head_dim)
+    if not bool((figures.signal > 0).any()):
         return None
-    figures = measure_format(x, get_format(format), axis=axis, blocks=True).blocks
-    assert figures is not None
     with np.errstate(divide="ignore", invalid="ignore"):
         signal, error = (_rows(of, axis) for of in (figures.signal, figures.error))
         sqnr = np.minimum(10 * np.log10(signal / error), EXACT_DB)
     sqnr[signal == 0] = np.nan
-    first, pairs = _pairs(x, fake_quantize(x, format, axis=axis))
+    first, pairs = _pairs(x, as_quantized(tensor, role, treatment, head_dim))
     rows, blocks = sqnr.shape
     return QuantisedView(
         format=format, gemm=use.gemm, rows=rows, blocks=blocks, sqnr_db=_worst(sqnr), first=first, pairs=pairs
@@ -90,7 +90,8 @@ def _worst(sqnr: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
 
 
 def _pairs(x: Tensor, q: Tensor) -> tuple[int, npt.NDArray[np.int64]]:
-    flat_x, flat_q = (t.reshape(-1)[:: max(1, t.numel() // _MOST_PAIRS)].double().abs() for t in (x, q))
+    stride = spread_stride(x.numel(), _PAIRS)
+    flat_x, flat_q = (t.reshape(-1)[::stride].double().abs() for t in (x, q))
     known = torch.isfinite(flat_x) & torch.isfinite(flat_q) & (flat_x > 0)
     flat_x, flat_q = flat_x[known], flat_q[known]
     bins = BINS_PER_BINADE * _BINADES

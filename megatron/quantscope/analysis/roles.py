@@ -91,11 +91,6 @@ class Role:
         """How blocks are cut, one way a use; a result is cut along its last axis."""
         return self.uses or (LAST_AXIS,)
 
-    @property
-    def is_gradient(self) -> bool:
-        """Whether the values are gradients, which training may scale before it quantises them."""
-        return self.family in GRADIENT_FAMILIES
-
 
 def _role(symbol: str, title: str, family: str, *uses: Use) -> Role:
     return Role(symbol=symbol, title=title, family=family, uses=uses)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _LARGEST = 127  # exponent of a scale, of either sign
 
+Counts = npt.NDArray[np.int64]
+
 
 def scale_exponents(
     rows: pandas.DataFrame | pandas.Series, fmt: str, rule: str = FLOOR, use: int = 0
@@ -53,27 +55,31 @@ def scale_exponents(
     found = zip(firsts, counts, strict=True)
     width = 1 if rule == FLOOR else FRACTION_CLASSES
     blocks = added(_histogram(first, values, width) for first, values in found if values is not None)
-    if not len(blocks.counts):
-        return ExponentHistogram.of({})
-    by_class = blocks.counts.reshape(-1, width)
-    doubled = by_class[:, _class_of(record) + 1 :].sum(axis=1)  # none under floor, which has one class
-    exponents = blocks.first // width - record.emax + np.arange(len(by_class))
-    everything = np.concatenate([exponents, exponents + 1]).clip(-_LARGEST, _LARGEST)
-    return ExponentHistogram.of(_counted(everything, np.concatenate([by_class.sum(axis=1) - doubled, doubled])))
+    lowest, scales = scale_counts(blocks.first // width, blocks.counts.reshape(-1, width), record)
+    return ExponentHistogram.of(dict(enumerate(scales.tolist(), start=lowest)))
+
+
+def scale_counts(first: int, blocks: Counts, fmt: Format) -> tuple[int, Counts]:
+    """From how many blocks have which amax to how many have which scale.
+
+    Args:
+        first: The exponent of the first amax.
+        blocks: [..., exponents, classes]: by the exponent of amax and the class of its fraction; one class: floor.
+        fmt: A format with E8M0 scales.
+
+    Returns:
+        The exponent of the first scale, and [..., scales].
+    """
+    above = FRACTION_LIMITS.index(fmt.max / 2.0**fmt.emax) + 1  # the classes of f > m: none where there is one class
+    doubled = blocks[..., above:].sum(axis=-1)
+    scales = np.zeros((*blocks.shape[:-2], blocks.shape[-2] + 1), dtype=np.int64)
+    scales[..., :-1] = blocks.sum(axis=-1) - doubled
+    scales[..., 1:] += doubled
+    exponents = (first - fmt.emax + np.arange(scales.shape[-1])).clip(-_LARGEST, _LARGEST)
+    starts = np.flatnonzero(np.diff(exponents, prepend=exponents[0] - 1))  # those that the clamp made equal are added
+    return int(exponents[0]), np.add.reduceat(scales, starts, axis=-1)
 
 
 def _histogram(first: float, counts: npt.ArrayLike, width: int) -> ExponentHistogram:
     """Counts of `width` classes an exponent, as a histogram of classes."""
     return ExponentHistogram(int(first) * width, np.asarray(counts, dtype=np.int64))
-
-
-def _class_of(fmt: Format) -> int:
-    """The class of fractions that ends at the fraction of the format's max."""
-    return FRACTION_LIMITS.index(fmt.max / 2.0**fmt.emax)
-
-
-def _counted(exponents: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> dict[int, int]:
-    values, places = np.unique(exponents, return_inverse=True)
-    totals = np.zeros(len(values), dtype=np.int64)
-    np.add.at(totals, places, counts)
-    return dict(zip(values.tolist(), totals.tolist(), strict=True))

@@ -73,11 +73,6 @@ def distinct_records(capture: Capture) -> list[TensorRecord]:
     return list(first.values())
 
 
-def distinct_tensors(capture: Capture) -> list[TensorRecord]:
-    """Of `distinct_records` those whose tensor was kept."""
-    return [record for record in distinct_records(capture) if record.location is not None]
-
-
 def _tensor_key(record: TensorRecord, location: Location | None) -> Hashable:
     if location is not None and record.offset is None:
         return location

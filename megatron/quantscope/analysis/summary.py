@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +24,11 @@ from megatron.quantscope.analysis.distribution import Distribution, distribution
 from megatron.quantscope.analysis.format_errors import FormatError, Treatment, as_scaled
 from megatron.quantscope.analysis.roles import Role
 from megatron.quantscope.formats import TensorStatistics, measure, measure_formats
+from megatron.quantscope.formats.catalog import MX_BLOCK
+from megatron.quantscope.formats.damage import FormatDamage
 from megatron.quantscope.formats.job import FLOAT_DTYPES
 
+_PART = 1 << 20  # elements
 _Cut = tuple[Tensor, int]  # an operand as its GEMM is given it, and the axis along which blocks run
 
 
@@ -36,6 +41,7 @@ class TensorSummary:
         distribution: Quantiles, largest magnitudes, kurtosis.
         channel_amax: [channels]: largest |x| of each channel.
         blocks: Counts in blocks of 32, by use; those of the first use have depths too. () for integers and booleans.
+            How many are not all zeros is known of the blocks of every treatment.
         errors: Name of a treatment -> what it does to this tensor.
     """
 
@@ -62,13 +68,14 @@ def summarize(
         TypeError: The dtype has no real values.
     """
     statistics = measure(tensor)
-    x = as_measurable(tensor)
+    x = as_measurable(tensor) if tensor.is_floating_point() else tensor.detach()
     cuts = [use.view(x, head_dim) for use in role.cuts] if tensor.is_floating_point() else []
+    sizes = {block for treatment in treatments if (block := treatment.record.block)}
     return TensorSummary(
         statistics=statistics,
         distribution=distribution_of(x),
         channel_amax=channel_amax(x),
-        blocks=tuple(summarize_blocks(*cut, depths=use == 0) for use, cut in enumerate(cuts)),
+        blocks=tuple(summarize_blocks(*cut, depths=use == 0, sizes=sizes) for use, cut in enumerate(cuts)),
         errors=dict(_errors(cuts, statistics, treatments)),
     )
 
@@ -92,7 +99,24 @@ def _errors(
         errors = {treatment.name: FormatError.of(damage) for treatment, damage in zip(plain, found, strict=True)}
         for treatment in changing:
             if treatment.scaled:
-                scaled, scale = as_scaled(x, treatment, statistics)
-                (damage,) = measure_formats(scaled, [(treatment.format, treatment.scale_rule)], axis=axis)
-                errors[treatment.name] = FormatError.of(damage, scale)
+                errors[treatment.name] = _scaled_error(x, axis, statistics, treatment)
         yield from ((treatment.name, errors.get(treatment.name, FormatError())) for treatment in mine)
+
+
+def _scaled_error(x: Tensor, axis: int, statistics: TensorStatistics, treatment: Treatment) -> FormatError:
+    """Of a scaled treatment, whose format has no blocks: part by part, since each part is multiplied into a copy."""
+    damages, scale = [], 1.0
+    for part, along in _parts(x, axis):
+        scaled, scale = as_scaled(part, treatment, statistics)
+        damages += measure_formats(scaled, [(treatment.format, treatment.scale_rule)], axis=along)
+    counted = {name: reduce(add, (getattr(damage, name) for damage in damages)) for name in vars(damages[0])}
+    return FormatError.of(FormatDamage(**counted), scale)
+
+
+def _parts(x: Tensor, axis: int) -> Iterator[_Cut]:
+    """Views of about `_PART` elements that together are the tensor, none of which cuts a block of 32 in two."""
+    rows = x.flatten(0, axis - 1) if axis else x if x.dim() else x.unsqueeze(0)
+    unit = 1 if axis else MX_BLOCK
+    of_row = max(1, rows.numel() // max(1, len(rows)))
+    for part in torch.split(rows, max(1, _PART // (of_row * unit)) * unit):
+        yield part, min(axis, 1)

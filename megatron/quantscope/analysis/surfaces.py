@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from megatron.quantscope.analysis.channels import max_pooled, tokens_by_channels
+from megatron.quantscope.analysis.channels import max_pooled, peak_of, tokens_by_channels
 from megatron.quantscope.analysis.quantised_view import QuantisedView, quantised_view
 from megatron.quantscope.analysis.roles import ACTIVATION, GRADIENT, role_of
 from megatron.quantscope.analysis.tables import location_of
@@ -19,6 +19,7 @@ from megatron.quantscope.formats import ALIASES, FORMATS
 
 if TYPE_CHECKING:
     import pandas
+    from torch import Tensor
 
 TOKEN_TILES, CHANNEL_TILES = 96, 144
 _WANTED = {ACTIVATION: 3, GRADIENT: 1}  # surfaces of each family, each of another site
@@ -37,7 +38,7 @@ class SurfacePlace:
         layer: From 0.
         location: Where it lies.
         layer_type, tensor_name, head_dim: Of its row.
-        format: With blocks, that an operand is also shown under; None: it is no operand.
+        format: With blocks, that an operand is also shown under; None: it is no operand, or no format applies to it.
         outliers: Whether it stands for its outliers; else it is among those that lose most.
     """
 
@@ -102,6 +103,7 @@ def block_format(quant_type: str) -> str:
 
 def _place(row: dict[Hashable, Any], *, outliers: bool = True) -> SurfacePlace:
     head_dim = row.get("head_dim")
+    quantised = row["operand"] and _was_tried(row)
     return SurfacePlace(
         quant_type=row["quant_type"],
         site=row["site"],
@@ -110,28 +112,38 @@ def _place(row: dict[Hashable, Any], *, outliers: bool = True) -> SurfacePlace:
         layer_type=row["layer_type"],
         tensor_name=row["tensor_name"],
         head_dim=int(head_dim) if head_dim is not None and head_dim == head_dim else None,
-        format=block_format(row["quant_type"]) if row["operand"] else None,
+        format=block_format(row["quant_type"]) if quantised else None,
         outliers=outliers,
     )
 
 
+def _was_tried(row: dict[Hashable, Any]) -> bool:
+    """Whether any format was tried on a tensor; on integers none is."""
+    import pandas
+
+    return any(pandas.notna(value) for name, value in row.items() if str(name).endswith(".error_squares"))
+
+
 def view_surface(place: SurfacePlace) -> Surface | None:
-    """Read one tensor and pool it; None when it can not be read."""
+    """Read one tensor and pool it; None when it is empty or can not be read or measured."""
     try:
         tensor = place.location.load()
-    except CaptureError:  # the scan has listed it
+        return _surface_of(place, tensor) if tensor.numel() else None
+    except (CaptureError, TypeError, RuntimeError, MemoryError):  # as in the scan, which has listed it
         return None
+
+
+def _surface_of(place: SurfacePlace, tensor: Tensor) -> Surface:
     matrix = tokens_by_channels(tensor)
     quantised = None
     if place.format is not None:
         role = role_of(place.layer_type, place.tensor_name)
         quantised = quantised_view(tensor, role, place.format, place.head_dim)
-    largest = int(matrix.float().abs().nan_to_num(0, 0, 0).argmax())
     return Surface(
         place=place,
         tokens=matrix.shape[0],
         channels=matrix.shape[1],
         values=max_pooled(tensor, TOKEN_TILES, CHANNEL_TILES),
-        peak=(largest // matrix.shape[1], largest % matrix.shape[1]),
+        peak=peak_of(tensor),
         quantised=quantised,
     )

@@ -70,6 +70,23 @@ def test_pairs_count_every_element_once():
     assert view.pairs[:, column + 1 :].sum() == 0
 
 
+def test_pairs_of_a_large_operand_see_every_channel_alike():
+    x = torch.ones(1 << 12, 1, 1 << 11)
+    x[:, :, 1::2] = 0.5
+    view = quantised_view(x, X, "mxfp8")
+    columns = view.pairs.sum(axis=0)
+    assert sorted(columns[columns > 0] / columns.sum()) == [0.5, 0.5]
+
+
+def test_operands_of_any_real_dtype():
+    x = gaussian(4, 1, 64)
+    narrow = x.to(torch.float8_e4m3fn)
+    found, same = quantised_view(narrow, X, "mxfp4"), quantised_view(narrow.float(), X, "mxfp4")
+    np.testing.assert_array_equal(found.pairs, same.pairs)
+    np.testing.assert_array_equal(found.sqnr_db, same.sqnr_db)
+    assert quantised_view(torch.arange(64).reshape(2, 1, 32), X, "mxfp8").rows == 2
+
+
 def test_nothing_to_show():
     assert quantised_view(torch.zeros(4, 1, 32), X, "mxfp8") is None
     assert quantised_view(torch.full((4, 1, 32), float("nan")), X, "mxfp8") is None

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from megatron.quantscope.analysis.roles import ROLES, module_label, role_of, site_order
+from megatron.quantscope.analysis.roles import GRADIENT, ROLES, module_label, role_of, site_order
 from megatron.quantscope.capture.metadata import TENSOR_NAMES, gemm_of
 from megatron.quantscope.gemm.operands import AttentionQuant, LinearQuant
 
@@ -65,7 +65,7 @@ def test_a_head_dim_that_does_not_fit_is_no_head_dim():
 
 def test_tensors_of_other_tools_are_named_by_themselves():
     role = role_of("moe", "grad_router_logits")
-    assert (role.symbol, role.operand, role.is_gradient) == ("grad_router_logits", False, True)
+    assert (role.symbol, role.operand, role.family) == ("grad_router_logits", False, GRADIENT)
 
 
 def test_labels_and_order_follow_the_forward_pass():

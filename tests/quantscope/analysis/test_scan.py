@@ -5,7 +5,7 @@ import torch
 from megatron.quantscope.analysis.details import collect_details
 from megatron.quantscope.analysis.exponents import ExponentHistogram
 from megatron.quantscope.analysis.format_errors import treatments
-from megatron.quantscope.analysis.scan import ScanLog, distinct_tensors, scan
+from megatron.quantscope.analysis.scan import ScanLog, distinct_records, scan
 from megatron.quantscope.analysis.tables import read_table, summary_columns, write_table
 from megatron.quantscope.analysis.workers import worker_pool
 from megatron.quantscope.capture import open_capture
@@ -25,7 +25,7 @@ def test_every_file_is_read_once_and_references_are_not(capture, tables):
     index, summary, _ = tables
     assert len(index) == len(capture.records)
     assert index["reference"].sum() == 3 * 4  # the backward rows of the weights
-    assert len(summary) == len(distinct_tensors(capture)) == len(index) - 12
+    assert len(summary) == len(distinct_records(capture)) == len(index) - 12
     assert summary["file"].is_unique
 
 
@@ -52,13 +52,13 @@ def test_workers_in_processes_give_the_same_rows(tmp_path):
     assert (
         (log.files, log.bytes)
         == (log_together.files, log_together.bytes)
-        == (32, sum(record.bytes for record in distinct_tensors(capture)))
+        == (32, sum(record.bytes for record in distinct_records(capture)))
     )
 
 
 def test_damaged_files_are_listed_and_the_rest_is_read(tmp_path):
     capture = open_capture(write_capture(tmp_path, layers=1))
-    broken, gone, odd = (record.path for record in distinct_tensors(capture)[:3])
+    broken, gone, odd = (record.path for record in distinct_records(capture)[:3])
     content = bytearray(broken.read_bytes())
     content[40:400] = b"\xff" * 360  # the pickle inside the archive; its size and its end are as they were
     broken.write_bytes(content)
@@ -136,7 +136,6 @@ def test_rows_of_statistics_alone_come_from_the_manifest(tmp_path):
     assert [row["quant_type"] for row in rows] == ["bf16"] * 32 + ["mxfp8"] * 32
     assert (log.files, log.without_tensor, log.problems) == (32, 32, [])
     assert {row["file"] for row in rows[32:]} == {None}
-    assert len(distinct_tensors(capture)) == 32
 
 
 def test_only_the_records_that_are_asked_for(tmp_path):

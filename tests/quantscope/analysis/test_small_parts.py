@@ -17,7 +17,7 @@ from megatron.quantscope.analysis.band_use import (
     scaled_exponents,
 )
 from megatron.quantscope.analysis.exponents import ExponentHistogram, precision_bands
-from megatron.quantscope.analysis.format_errors import pow2_scale
+from megatron.quantscope.analysis.format_errors import Treatment, as_scaled, pow2_scale
 from megatron.quantscope.analysis.global_statistics import global_statistics
 from megatron.quantscope.analysis.losses import loss_differences, losses_by_type
 from megatron.quantscope.analysis.shares import shares
@@ -78,7 +78,8 @@ def frame_of(tensors, family):
         statistics = measure(x)
         histogram = ExponentHistogram.of(statistics.exponents)
         rows.append(
-            {"symbol": "dy", "family": family, "amax": statistics.amax, "exponent_first": histogram.first,
+            {"symbol": "dy", "family": family, "amax": statistics.amax, "nan": statistics.nan, "inf": statistics.inf,
+             "exponent_first": histogram.first,
              "exponent_counts": histogram.counts}
         )  # fmt: skip
     return pd.DataFrame(rows)
@@ -91,6 +92,17 @@ def test_scaling_shifts_bins_exactly_as_multiplying_does():
     expected = ExponentHistogram.of(measure(torch.cat(scaled)).exponents)
     assert (found.first, found.counts.tolist()) == (expected.first, expected.counts.tolist())
     assert all(7.5 < x.abs().max() <= 15 for x in scaled)
+
+
+@pytest.mark.parametrize("odd", [math.inf, math.nan])
+def test_a_tensor_that_is_not_finite_is_scaled_as_training_does_it(odd):
+    x = torch.full((4, 32), 2.0**-20).bfloat16()
+    x[0, 0] = odd
+    scaled, _ = as_scaled(x, Treatment(HIFP8.name, scaled=True), measure(x))
+    expected = ExponentHistogram.of(measure(scaled).exponents)
+    found = scaled_exponents(frame_of([x], "gradient"), HIFP8)
+    assert (found.first, found.counts.tolist()) == (expected.first, expected.counts.tolist()) == (-20, [127])
+    assert full_precision_percent(frame_of([x], "gradient")) == 0
 
 
 def test_band_percentages_add_up_and_agree_with_the_values():
@@ -133,6 +145,29 @@ def test_surfaces_are_of_the_most_pronounced_tensors(tables, tmp_path):
     surface = view_surface(SurfacePlace(quant_type="bf16", site="fc2.y", layer=0, location=file))
     assert (surface.peak, surface.values.max(), surface.values.shape) == ((3, 150), 7.0, (96, 144))
     assert view_surface(SurfacePlace(quant_type="", site="", layer=0, location=Location(tmp_path / "none.pt"))) is None
+
+
+def test_an_operand_of_another_dtype_does_not_end_a_run(tables, tmp_path):
+    _, summary, _ = tables
+    errors = [column for column in summary if column.endswith(".error_squares")]
+    site = summary["site"] == "fc2.x"
+    odd = summary.assign(amax=summary["amax"].where(~site, 1e6))
+    assert surface_places(odd)[0].format == "mxfp8"
+    odd = odd.assign(**{column: odd[column].where(~site) for column in errors})  # as of integers
+    assert (surface_places(odd)[0].site, surface_places(odd)[0].format) == ("fc2.x", None)
+    tensors = {
+        "fp8": torch.eye(64).to(torch.float8_e4m3fn),
+        "int": torch.eye(64).long(),
+        "empty": torch.ones(4, 0),
+        "sparse": torch.eye(64).to_sparse(),
+    }
+    found = {}
+    for name, tensor in tensors.items():
+        place = {"quant_type": "bf16", "site": "fc2.w", "layer": 0, "layer_type": "linear", "tensor_name": "weight"}
+        file = Location(save(tmp_path / f"{name}.pt", tensor))
+        found[name] = view_surface(SurfacePlace(**place, location=file, format="mxfp8"))
+    assert found["empty"] is found["sparse"] is None
+    assert all(found[name].quantised.rows == 64 and found[name].peak == (0, 0) for name in ("fp8", "int"))
 
 
 def test_global_statistics_are_plain_json_and_add_up(capture, tables):

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron.quantscope.analysis.format_errors import FLOOR, Treatment
+from megatron.quantscope.analysis.scales import scale_counts
 from megatron.quantscope.analysis.tables import BLOCK_PREFIXES
-from megatron.quantscope.formats import Format
-from megatron.quantscope.formats.blocks import FRACTION_CLASSES, FRACTION_LIMITS
+from megatron.quantscope.formats.blocks import FRACTION_CLASSES
 from megatron.quantscope.report.html.data_formats import format_of
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 Histogram = dict[str, Any]
 """`{first, counts}`; as `exponents.ExponentHistogram`."""
 Counts = npt.NDArray[np.int64]
-
-_LARGEST_SCALE = 127  # exponent of an E8M0 scale, of either sign
 
 
 def exponent_histograms(cells: Cells) -> list[Histogram]:
@@ -44,29 +42,10 @@ def scale_histograms(cells: Cells) -> list[dict[str, Histogram]]:
         by_fraction = _summed(cells, first, f"{prefix}_fraction_counts", FRACTION_CLASSES)
         for treatment in (treatment for treatment in tried if treatment.use == use):
             blocks = by_exponent if treatment.scale_rule == FLOOR else by_fraction
-            for cell, histogram in enumerate(_scales(*blocks, treatment.record)):
+            for cell, histogram in enumerate(_trimmed(*scale_counts(*blocks, treatment.record))):
                 if histogram["counts"]:
                     found[cell][treatment.name] = histogram
     return found
-
-
-def blocks_by_use(cells: Cells) -> list[Counts]:
-    """For each use [cells]: the blocks along it that hold something else than zeros."""
-    columns = ((f"{prefix}_exponent_first", f"{prefix}_exponent_counts") for prefix in BLOCK_PREFIXES)
-    return [_summed(cells, *names)[1].sum(axis=(1, 2)) for names in columns]
-
-
-def _scales(first: int, blocks: Counts, fmt: Format) -> list[Histogram]:
-    """From [cells, exponents of amax, classes]; under the floor rule there is one class, and nothing is doubled."""
-    above = FRACTION_LIMITS.index(fmt.max / 2.0**fmt.emax) + 1
-    doubled = blocks[:, :, above:].sum(axis=2)
-    plain = blocks.sum(axis=2) - doubled
-    scales = np.zeros((len(blocks), blocks.shape[1] + 1), dtype=np.int64)
-    scales[:, :-1] += plain
-    scales[:, 1:] += doubled
-    exponents = (first - fmt.emax + np.arange(scales.shape[1])).clip(-_LARGEST_SCALE, _LARGEST_SCALE)
-    starts = np.flatnonzero(np.diff(exponents, prepend=exponents[0] - 1))
-    return _trimmed(int(exponents[0]), np.add.reduceat(scales, starts, axis=1))
 
 
 def _summed(cells: Cells, first_column: str, column: str, classes: int = 1) -> tuple[int, Counts]:
