@@ -3,7 +3,7 @@
     scan        every tensor once, in a pool of workers or on a Dask cluster; what is known already is not read again
     tables      OUT/index.parquet and OUT/summary.parquet
     details     a second look at the few tensors that the summaries point to
-    comparison  the runs of other types against the baseline's, tensor by tensor
+    comparison  the runs of other types against the baseline's, tensor by tensor; kept in OUT/comparison.parquet
     findings    what stands out, in words
 
 Nothing here draws.
@@ -12,19 +12,18 @@ Nothing here draws.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from megatron.quantscope.analysis.details import collect_details
-from megatron.quantscope.analysis.errors import AnalysisError
+from megatron.quantscope.analysis.errors import AnalysisError, printable, told_in_one_line
 from megatron.quantscope.analysis.format_errors import Treatment, treatments
 from megatron.quantscope.analysis.identity import key_of
 from megatron.quantscope.analysis.resume import SUMMARY_TABLE, RowStore
-from megatron.quantscope.analysis.scan import ScanLog, distinct_records, scan
+from megatron.quantscope.analysis.scan import Problem, ScanLog, distinct_records, scan
 from megatron.quantscope.analysis.stored_lists import read_summary
 from megatron.quantscope.analysis.study import Study
 from megatron.quantscope.analysis.tables import RECORD_COLUMNS, read_table, record_row, write_table
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     from megatron.quantscope.analysis.findings import Finding
 
-__all__ = ["INDEX_TABLE", "AnalysisError", "Progress", "analyse", "check_writable", "reading_pool"]
+__all__ = ["INDEX_TABLE", "AnalysisError", "Progress", "analyse", "check_writable", "reading_pool", "told_in_one_line"]
 
 INDEX_TABLE = "index.parquet"
 
@@ -62,6 +61,7 @@ def analyse(
     *,
     selection: str = "",
     details: bool = True,
+    comparison: bool = True,
 ) -> Study:
     """Analyse a capture.
 
@@ -74,47 +74,62 @@ def analyse(
         scheduler: The address of a Dask scheduler whose workers read instead; see `dask_workers`.
         selection: In words, which part of a capture this is; empty: all of it.
         details: Whether to look at tensors again and to compare runs, beyond the tables.
+        comparison: Whether runs are compared if it takes reading them; one that is known is part of the details.
 
     Raises:
-        AnalysisError: The target can not be written, no tensor can be read, a worker was killed, there is no format of
-            a name, or no scheduler answers.
+        AnalysisError: Files, workers or the scheduler fail, no tensor can be read, or there is no format of a name.
     """
-    if scheduler is None:
-        start_server(workers)
-    with _told_in_one_line(target, workers):
+    with told_in_one_line(target, workers):
+        if scheduler is None:
+            start_server(workers)
         tried = _treatments(capture, formats)
         check_writable(target)
+        capture, unnamed = _named_in_utf8(capture)
         with reading_pool(workers, scheduler) as pool:
-            log = _write_tables(capture, target, pool, tried, progress, restricted=bool(selection or formats))
-            summary = read_summary(target / SUMMARY_TABLE, [one.name for one in tried])
-            problems = [f"{problem.file.name}: {problem.reason}" for problem in log.problems]
-            looked_at: dict[str, Any] = {}
+            log = _write_tables(capture, target, pool, tried, progress, unnamed, restricted=bool(selection or formats))
+            study = _study(capture, target, tried, log, selection)
             if details:
-                with progress.step("looking at details", None):
-                    looked_at |= collect_details(summary, pool)
-                looked_at["comparison"] = _compared(capture, pool, progress, problems)
-    study = Study(
+                study = _with_details(study, capture, target, pool, progress, compare=comparison)
+        return replace(study, findings=_findings(study))
+
+
+def _study(capture: Capture, target: Path, tried: Sequence[Treatment], log: ScanLog, selection: str) -> Study:
+    """What the tables say, and what the runs said of themselves."""
+    problems = [f"{problem.file.name}: {problem.reason}" for problem in log.problems]
+    return Study(
         source=str(capture.directory),
         index=read_table(target / INDEX_TABLE),
-        summary=summary,
+        summary=read_summary(target / SUMMARY_TABLE, [one.name for one in tried]),
         commits=capture.commits,
         run_info=capture.run_info,
-        problems=capture.problems + problems,
+        problems=[printable(problem) for problem in capture.problems + problems],
         selection=selection,
         scan=replace(log, problems=[]),
-        **looked_at,
     )
-    return replace(study, findings=_findings(study))
 
 
-@contextmanager
-def _told_in_one_line(target: Path, workers: int) -> Iterator[None]:
-    try:
-        yield
-    except BrokenProcessPool:
-        raise AnalysisError(f"a worker was killed, most likely for want of memory: try fewer than {workers}") from None
-    except OSError as error:
-        raise AnalysisError(f"can not write {error.filename or target}: {error.strerror or error}") from error
+def _with_details(
+    study: Study, capture: Capture, target: Path, pool: Workers, progress: Progress, *, compare: bool
+) -> Study:
+    """With a second look at some tensors, and the runs side by side."""
+    with progress.step("looking at details", None):
+        views: dict[str, Any] = collect_details(study.summary, pool)
+    table, problems = _compared(capture, target, pool, progress, compare=compare)
+    told = {problem.partition(": ")[0] for problem in study.problems}
+    fresh = [line for line in map(printable, problems) if not any(name in line for name in told)]
+    return replace(study, comparison=table, problems=study.problems + fresh, **views)
+
+
+def _named_in_utf8(capture: Capture) -> tuple[Capture, list[Problem]]:
+    """The capture without files whose names no table can hold, and a line for each of these."""
+    kept, unnamed = [], {}
+    for record in capture.records:
+        path = record.path
+        if path is None or printable(str(path)) == str(path):
+            kept.append(record)
+        else:
+            unnamed[path] = Problem(path, "its name is not UTF-8, which tables are written in: rename it")
+    return replace(capture, records=kept), list(unnamed.values())
 
 
 def check_writable(target: Path) -> None:
@@ -153,10 +168,11 @@ def _write_tables(
     pool: Workers,
     tried: tuple[Treatment, ...],
     progress: Progress,
+    unnamed: Sequence[Problem],
     *,
     restricted: bool,
 ) -> ScanLog:
-    records, log = distinct_records(capture), ScanLog()
+    records, log = distinct_records(capture), ScanLog(problems=list(unnamed))
     keys = [key_of(record) for record in records]
     with RowStore(target, tried, restricted=restricted) as store:
         left = list(zip(records, keys, strict=True))
@@ -189,19 +205,24 @@ def _first_of_each(left: Sequence[tuple[TensorRecord, str | None]], store: RowSt
     return list(first.values())
 
 
-def _compared(capture: Capture, pool: Workers, progress: Progress, problems: list[str]) -> pandas.DataFrame | None:
-    """The runs of the capture against the baseline; what the scan has not told of is added to `problems`."""
+def _compared(
+    capture: Capture, target: Path, pool: Workers, progress: Progress, *, compare: bool
+) -> tuple[pandas.DataFrame | None, list[str]]:
+    """The runs of the capture against the baseline, and what could not be compared; as kept, if nothing has changed."""
     from megatron.quantscope.analysis.comparison import ComparisonLog, compare_pairs, pair_runs, runs_of
+    from megatron.quantscope.analysis.kept_comparison import digest_of, keep_comparison, kept_comparison
 
     runs, log = runs_of([capture]), ComparisonLog()
     if len(runs) == 1:
-        return None
+        return None, []
     pairing = pair_runs(runs)
-    with progress.step("comparing runs", pairing.bytes, bytes=True) as advance:
-        table = compare_pairs(pairing, pool, advance=advance, log=log)
-    told = {problem.partition(": ")[0] for problem in problems}
-    problems += [line for line in log.problems if not any(name in line for name in told)]
-    return table
+    digest = digest_of(pairing)
+    table = kept_comparison(target, digest)
+    if table is None and compare:
+        with progress.step("comparing runs", pairing.bytes, bytes=True) as advance:
+            table = compare_pairs(pairing, pool, advance=advance, log=log)
+        keep_comparison(target, table, None if log.problems else digest)
+    return table, log.problems
 
 
 def _findings(study: Study) -> list[Finding]:

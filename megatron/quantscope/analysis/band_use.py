@@ -22,10 +22,14 @@ _FARTHEST = 1e6  # beyond every exponent: stands in for infinity
 
 
 def scaled_exponents(frame: pandas.DataFrame, fmt: Format) -> ExponentHistogram:
-    """The exponents of these tensors after each was multiplied by its own `pow2-amax` scale, an exact shift of bins."""
+    """The exponents of these tensors after each was multiplied by its own `pow2-amax` scale, an exact shift of bins.
+
+    Of a tensor with an Inf or a NaN the scale is 1, as in training (`format_errors.as_scaled`).
+    """
+    largest = frame["amax"].where(frame["nan"] + frame["inf"] == 0)
     shifted = []
-    for first, counts, amax in zip(frame["exponent_first"], frame["exponent_counts"], frame["amax"], strict=True):
-        scale = pow2_scale(float(amax) if amax == amax else 0.0, fmt.full_precision_max)
+    for first, counts, amax in zip(frame["exponent_first"], frame["exponent_counts"], largest, strict=True):
+        scale = pow2_scale(float(amax), fmt.full_precision_max)
         shifted.append(ExponentHistogram(int(first + math.log2(scale)), np.asarray(counts, dtype=np.int64)))
     return added(shifted)
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pandas
 from pandas.api.extensions import ExtensionArray, ExtensionDtype
 
+from megatron.quantscope.analysis.errors import AnalysisError
 from megatron.quantscope.analysis.identity import KEY
 from megatron.quantscope.analysis.tables import RECORD_COLUMNS, summary_columns
 
@@ -128,6 +129,11 @@ class StoredLists(ExtensionArray):  # type: ignore[misc]
         return values[offsets[row] : offsets[row + 1]]
 
 
+def has_items(lists: pandas.Series) -> npt.NDArray[np.bool_]:
+    """Which rows of a column have a list that is not empty; also of a column that was read, and of no rows."""
+    return np.fromiter((one is not None and len(one) > 0 for one in lists), dtype=np.bool_, count=len(lists))
+
+
 class _Groups:
     """The row groups that were looked at last, up to a number of bytes."""
 
@@ -160,7 +166,7 @@ def _row_group(path: Path, column: str, stamp: int, group: int) -> tuple[npt.NDA
     import pyarrow.parquet
 
     if path.stat().st_mtime_ns != stamp:
-        raise RuntimeError(f"{path} was replaced while it was being read: another run writes to the same directory")
+        raise AnalysisError(f"{path} was replaced while it was being read: another run writes to the same directory")
     lists = pyarrow.parquet.ParquetFile(path).read_row_group(group, columns=[column])[column].combine_chunks()
     return lists.flatten().to_numpy(zero_copy_only=False), _offsets(lists)
 

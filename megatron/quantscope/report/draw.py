@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron.quantscope.analysis.analyse import AnalysisError, Progress, analyse
+from megatron.quantscope.analysis.analyse import AnalysisError, Progress, analyse, told_in_one_line
 from megatron.quantscope.analysis.study import Study
 from megatron.quantscope.capture.reader import Capture
 from megatron.quantscope.report.figures import FIGURES, QUICK, FigureSpec
@@ -15,6 +15,7 @@ from megatron.quantscope.report.render import PNG, Rendered, render, tasks_for
 from megatron.quantscope.report.text import write_texts
 
 PAGE = "report.html"
+_COMPARING = "comparisons"  # the topic whose figures need the comparison of runs; the page comes with all topics
 
 
 class DrawError(Exception):
@@ -78,15 +79,15 @@ def draw(
         DrawError: The output can not be written, no tensor can be read, a worker was killed, or `analyse` says why.
     """
     target = Path(output)
-    details = any(spec is not QUICK for spec in figures)
+    wanted = {"details": any(spec is not QUICK for spec in figures)}
+    wanted["comparison"] = any(spec.topic == _COMPARING for spec in figures)
     try:
-        study = analyse(capture, target, workers, progress, formats, scheduler, selection=selection, details=details)
+        study = analyse(capture, target, workers, progress, formats, scheduler, selection=selection, **wanted)
         del capture  # ten thousand records are 100 MB, which drawing has better use for
-        return draw_study(study, target, workers=workers, figures=figures, progress=progress, suffix=suffix)
+        with told_in_one_line(target, workers):
+            return draw_study(study, target, workers=workers, figures=figures, progress=progress, suffix=suffix)
     except AnalysisError as error:
         raise DrawError(str(error)) from error
-    except OSError as error:
-        raise DrawError(f"can not write {error.filename or target}: {error.strerror or error}") from error
 
 
 def draw_study(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from megatron.quantscope.analysis.aggregate import largest_by_layer
+from megatron.quantscope.analysis.findings.words import number
 from megatron.quantscope.analysis.massive import LayerPeak, MassiveActivation, massive_activations
 from megatron.quantscope.analysis.roles import ACTIVATION, site_order
 from megatron.quantscope.analysis.study import Study
@@ -87,7 +88,7 @@ def _name_massive(axes: Axes, found: list[MassiveActivation]) -> None:
     for peak in _labelled([peak for one in found for peak in one.peaks], _LABEL_WIDTH * (upper - lower)):
         at = (peak.layer, np.log2(abs(peak.value)))
         offset: dict[str, Any] = {"xytext": (0, 4), "textcoords": "offset points", "ha": _alignment(axes, peak.layer)}
-        axes.annotate(f"{peak.value:,.0f}", at, fontsize=6.5, color=ALARM, annotation_clip=False, **offset)
+        axes.annotate(number(peak.value), at, fontsize=6.5, color=ALARM, annotation_clip=False, **offset)
 
 
 def _labelled(peaks: list[LayerPeak], width: float) -> list[LayerPeak]:

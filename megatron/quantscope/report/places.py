@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from megatron.quantscope.analysis.aggregate import merged
+from megatron.quantscope.analysis.aggregate import Floats, merged
 from megatron.quantscope.analysis.agreement import micro_batches, rank_deviation, ranks, spread_by_layer
 from megatron.quantscope.analysis.roles import FAMILIES
 from megatron.quantscope.analysis.study import Study
@@ -56,28 +56,50 @@ def draw_ranks_by_layer(study: Study, quant_type: str) -> Figure | None:
 
     frame = ranks(study.of_type(quant_type))
     frame = frame[frame["layer_idx"].notna() & (frame["rms"] > 0)]
-    families = [family for family in FAMILIES if (frame["family"] == family).any()]
-    parts = list(dict.fromkeys(frame.sort_values("order")["part"]))[:_MOST_BARS]
-    if len(parts) < 2:
+    parts = list(dict.fromkeys(frame.sort_values("order")["part"]))
+    images = _deviations(frame, parts)
+    if not images:
         return None
+    shown, left_out = _farthest(images, parts)
     page = new_page(
-        2.0 + 3.0 * len(families),
-        0.6 + 0.24 * max(3, len(parts)),
+        2.0 + 3.0 * len(images),
+        0.6 + 0.24 * max(3, len(shown)),
         title="Which rank is off, and in which layer",
         note="log2 of the rms of a rank's tensors over the median of all ranks in that layer, of the site where it is "
-        "farthest. White: the ranks agree; a row of one colour is a rank that differs in every layer.",
+        f"farthest. White: the ranks agree; a row of one colour is a rank that differs in every layer.{left_out}",
         study=study,
         quant_type=quant_type,
         frame=frame,
     )
-    panels = add_panels(page, [f"{family}s" for family in families], len(families), sharey=True)
-    images = {family: rank_deviation(frame[frame["family"] == family], parts) for family in families}
-    widest = max([0.01, *(float(np.nanmax(np.abs(image))) for _, image in images.values())])
-    for family in families:
-        axes, (layers, image) = panels.of[f"{family}s"], images[family]
-        drawn = draw_site_image(axes, parts, layers, image, Normalize(-widest, widest), SIGNED)
+    panels = add_panels(page, [f"{family}s" for family in images], len(images), sharey=True)
+    widest = max(0.01, *(float(_distance(image[shown]).max()) for _, image in images.values()))
+    names = [parts[place] for place in shown]
+    for family, (layers, image) in images.items():
+        norm = Normalize(-widest, widest)
+        drawn = draw_site_image(panels.of[f"{family}s"], names, layers, image[shown], norm, SIGNED)
     color_bar(page, drawn, list(panels.of.values()), "binades")
     return page
+
+
+def _deviations(frame: pandas.DataFrame, parts: list[str]) -> dict[str, tuple[list[int], Floats]]:
+    """Family -> `rank_deviation`, of the families that several ranks have something in common of."""
+    present = [family for family in FAMILIES if (frame["family"] == family).any()]
+    images = {family: rank_deviation(frame[frame["family"] == family], parts) for family in present}
+    return {family: (layers, image) for family, (layers, image) in images.items() if np.isfinite(image).any()}
+
+
+def _farthest(images: dict[str, tuple[list[int], Floats]], parts: list[str]) -> tuple[list[int], str]:
+    """The places of the ranks to show, and what the note says where these are not all: then the farthest come first."""
+    if len(parts) <= _MOST_BARS:
+        return list(range(len(parts))), ""
+    off = _distance(np.concatenate([image for _, image in images.values()], axis=1)).max(axis=1)
+    farthest = np.argsort(-off, kind="stable")[:_MOST_BARS].tolist()
+    return farthest, f" Of {len(parts)} ranks the {_MOST_BARS} that are farthest are shown, the farthest first."
+
+
+def _distance(image: Floats) -> Floats:
+    """Binades from the others, 0 where it is not known."""
+    return np.where(np.isfinite(image), np.abs(image), 0.0)
 
 
 def draw_micro_batch_spread(study: Study, quant_type: str) -> Figure | None:

@@ -199,6 +199,7 @@ def operand_cells(sites: list[str]) -> dict[str, tuple[int, int]]:
 
 
 def _draw_site(axes: Axes, groups: pandas.DataFrame, column: str) -> None:
+    layers: list[int] = []
     for name in tried_formats(groups):
         _, layers, (values,) = layer_matrix(groups, f"{name}.{column}")
         style: dict[str, Any] = {"color": format_color(name), "marker": format_marker(name), "ms": 2.4, "lw": 1.1}
@@ -207,4 +208,5 @@ def _draw_site(axes: Axes, groups: pandas.DataFrame, column: str) -> None:
         axes.plot(layers, np.minimum(line, _HIGHEST_SQNR) if column == "sqnr_db" else line, **style)
         foot = axes.get_xaxis_transform()
         axes.plot(np.array(layers)[lost], np.full(lost.sum(), 0.02), "x", color=style["color"], transform=foot)
-    set_layer_axis(axes, layers)
+    if layers:  # else no format was tried on this site
+        set_layer_axis(axes, layers)

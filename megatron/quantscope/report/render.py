@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from megatron.quantscope.analysis.errors import AnalysisError
 from megatron.quantscope.analysis.study import Study
 from megatron.quantscope.analysis.workers import worker_pool
 from megatron.quantscope.report.figures import FigureSpec
@@ -112,13 +115,24 @@ def _draw(task: Task) -> _Outcome:
             figure = task.spec.drawing()(study, *arguments)
             if figure is None:
                 return _Outcome(written=False)
-            _save(figure, output / task.path, task.suffix)
-    except OSError:
+            with _warnings_logged(task.path):
+                _save(figure, output / task.path, task.suffix)
+    except (OSError, AnalysisError):
         raise
     except Exception as error:  # one figure must not take the others with it: it is reported, and the exit code says so
         logger.debug("%s", task.path, exc_info=True)
         return _Outcome(written=False, error=f"{type(error).__name__}: {error}")
     return _Outcome(written=True)
+
+
+@contextmanager
+def _warnings_logged(path: Path) -> Iterator[None]:
+    """What matplotlib says of a layout or a font goes to the log, for --verbose: the figure is there all the same."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        yield
+    for line in dict.fromkeys(str(warning.message) for warning in found):
+        logger.info("%s: %s", path, line.partition("\n")[0])
 
 
 def _save(figure: Figure, target: Path, suffix: str) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from megatron.quantscope.analysis.distribution import NORMAL_SCORES, box_statistics, score_quantiles
 from megatron.quantscope.analysis.roles import site_order
+from megatron.quantscope.analysis.stored_lists import has_items
 from megatron.quantscope.analysis.study import Study
 from megatron.quantscope.report.axes import set_layer_axis
 from megatron.quantscope.report.page import new_page
@@ -85,7 +86,7 @@ def _first_operands(study: Study, quant_type: str) -> pandas.DataFrame:
     """One tensor a site and layer."""
     frame = study.of_type(quant_type)
     frame = frame[frame["operand"] & frame["layer_idx"].notna() & (frame["rms"] > 0)]
-    frame = frame[frame["quantiles"].map(len) > 0]  # none of captured statistics
+    frame = frame[has_items(frame["quantiles"])]  # none of captured statistics
     return frame.drop_duplicates(["site", "layer_idx"])
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from megatron.quantscope.analysis.aggregate import channels_by_layer
 from megatron.quantscope.analysis.massive import massive_activations
 from megatron.quantscope.analysis.roles import site_order
+from megatron.quantscope.analysis.stored_lists import has_items
 from megatron.quantscope.analysis.study import Study
 from megatron.quantscope.analysis.surfaces import CHANNEL_TILES, TOKEN_TILES, Surface
 from megatron.quantscope.report import numbers
@@ -113,7 +114,8 @@ def _numbered(study: Study, quant_type: str, symbols: tuple[str, ...]) -> pandas
     frame = study.of_type(quant_type)
     stream = (frame["layer_type"] == _STREAM) & (frame["operation"] == "forward")
     frame = frame[frame["symbol"].isin(symbols) | stream]
-    frame = frame[frame["layer_idx"].notna() & (frame["amax"] > 0) & (frame["channel_amax"].map(len) > 0)]
+    frame = frame[frame["layer_idx"].notna() & (frame["amax"] > 0)]
+    frame = frame[has_items(frame["channel_amax"])]
     return frame[frame.groupby("site")["layer_idx"].transform("nunique") > 1] if stream.any() else frame
 
 

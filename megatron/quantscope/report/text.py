@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from megatron.quantscope import columns
 from megatron.quantscope.analysis.aggregate import merged
-from megatron.quantscope.analysis.findings import Finding
+from megatron.quantscope.analysis.findings import Finding, unseen
+from megatron.quantscope.analysis.findings.words import counted
 from megatron.quantscope.analysis.global_statistics import global_statistics
 from megatron.quantscope.analysis.roles import site_order
 from megatron.quantscope.analysis.study import Study
@@ -37,7 +39,7 @@ _STATISTIC_HEADS = (
     "kurtosis",
 )
 Line = Sequence[str]
-_TEXT_WIDTH, _INDENT = 110, " " * 13
+_TEXT_WIDTH, _INDENT, _LIMITS_INDENT = 110, " " * 13, " " * 3
 
 
 def write_texts(study: Study, output: Path) -> None:
@@ -46,7 +48,7 @@ def write_texts(study: Study, output: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     statistics = global_statistics(study)
     write_text(folder / "global_statistics.json", json.dumps(statistics, indent=1, allow_nan=False) + "\n")
-    write_text(folder / "global_statistics.txt", global_text(statistics, study.findings))
+    write_text(folder / "global_statistics.txt", global_text(statistics, study.findings, unseen(study)))
     write_text(output / "tensor_stats.txt", tensor_text(study))
 
 
@@ -62,13 +64,18 @@ def write_text(path: Path, text: str) -> None:
 
 def tensor_text(study: Study) -> str:
     """Every site of every type in numbers, the worst tensors of each format, and what could not be read."""
-    parts = [f"Tensors of {study.source}", provenance(study, None), "", findings_text(study.findings), ""]
+    parts = [
+        f"Tensors of {study.source}",
+        provenance(study, None),
+        "",
+        findings_text(study.findings, unseen(study)),
+        "",
+    ]
     for quant_type in study.types:
         frame = study.of_type(quant_type)
         rows = int((study.index["quant_type"] == quant_type).sum())
         parts += [
-            f"== {format_title(quant_type)}: {rows} tensors in {len(frame)} files, "
-            + numbers.size(frame["bytes"].sum()),
+            f"== {format_title(quant_type)}: {counted(rows, 'tensor')}{_kept(frame)}",
             numbers.facts(frame),
             "",
             "-- every site: all layers, micro-batches and ranks together; kurtosis is the worst tensor's",
@@ -86,11 +93,22 @@ def tensor_text(study: Study) -> str:
     return "\n".join(parts) + "\n"
 
 
-def findings_text(findings: Sequence[Finding]) -> str:
-    """What stands out, the most severe first, each with the figure that shows it."""
-    if not findings:
-        return "== Findings: nothing stands out"
-    parts = [f"== Findings: {len(findings)}, the most severe first"]
+def _kept(frame: pandas.DataFrame) -> str:
+    """How the tensors of these rows lie on disk."""
+    files = frame["file"].nunique()
+    return f" in {counted(files, 'file')}, {numbers.size(frame['bytes'].sum())}" if files else ", statistics alone"
+
+
+def findings_text(findings: Sequence[Finding], limits: str = "") -> str:
+    """What stands out, the most severe first, each with the figure that shows it.
+
+    Args:
+        findings: In their order.
+        limits: What could not be looked for, in a sentence (`findings.unseen`).
+    """
+    found = f"{len(findings)}, the most severe first" if findings else "nothing stands out"
+    parts = [f"== Findings: {found}{' in what could be looked at' if limits and not findings else ''}"]
+    parts += textwrap.wrap(limits, _TEXT_WIDTH, initial_indent=_LIMITS_INDENT, subsequent_indent=_LIMITS_INDENT)
     for place, finding in enumerate(findings, start=1):
         parts.append(f"{place:2}. {finding.severity.upper():8} {finding.title}")
         parts += textwrap.wrap(finding.text, _TEXT_WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
@@ -99,9 +117,9 @@ def findings_text(findings: Sequence[Finding]) -> str:
     return "\n".join(parts)
 
 
-def global_text(statistics: dict[str, Any], findings: Sequence[Finding] = ()) -> str:
+def global_text(statistics: dict[str, Any], findings: Sequence[Finding] = (), limits: str = "") -> str:
     """The findings, and the totals of global_statistics.json, for reading."""
-    parts = [f"Global statistics of {statistics['source']}", "", findings_text(findings), ""]
+    parts = [f"Global statistics of {statistics['source']}", "", findings_text(findings, limits), ""]
     for name, of_type in statistics["types"].items():
         total = of_type["total"]
         lines = [
@@ -123,13 +141,7 @@ def global_text(statistics: dict[str, Any], findings: Sequence[Finding] = ()) ->
 
 def aligned(lines: Sequence[Line]) -> str:
     """Columns of text, the first flush left, the others flush right."""
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))] if lines else []
-    return "\n".join(
-        "   ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width) for column, (cell, width) in enumerate(pairs)
-        )
-        for pairs in (list(zip(line, widths, strict=True)) for line in lines)
-    )
+    return columns.aligned(lines, right=range(1, len(lines[0]) if lines else 1))
 
 
 def _site_lines(groups: pandas.DataFrame) -> list[Line]:

@@ -10,7 +10,8 @@ import pytest
 
 from megatron.quantscope.analysis import stored_lists
 from megatron.quantscope.analysis.aggregate import channels_by_layer, exponents_of, merged
-from megatron.quantscope.analysis.stored_lists import read_summary
+from megatron.quantscope.analysis.errors import AnalysisError
+from megatron.quantscope.analysis.stored_lists import has_items, read_summary
 from megatron.quantscope.analysis.tables import read_table
 
 ROWS = 23
@@ -72,6 +73,15 @@ def test_single_rows_missing_rows_and_records(path):
     assert stored["top"].to_numpy().shape == (ROWS,)  # not a matrix, though all are of one length
 
 
+def test_which_lists_have_items(path):
+    stored, read = read_summary(path), read_table(path)
+    expected = [len(one) > 0 for one in read["channel_amax"]]
+    assert has_items(stored["channel_amax"]).tolist() == has_items(read["channel_amax"]).tolist() == expected
+    assert not all(expected)
+    assert has_items(stored.reindex([3, 99])["top"]).tolist() == [True, False]
+    assert len(stored[:0][has_items(stored[:0]["top"])]) == 0
+
+
 def test_only_the_row_groups_that_are_looked_at_are_read(path, monkeypatch):
     groups = []
     read = pq.ParquetFile.read_row_group
@@ -90,7 +100,7 @@ def test_only_the_row_groups_that_are_looked_at_are_read(path, monkeypatch):
 def test_a_file_that_was_replaced_is_noticed(path):
     frame = read_summary(path)
     pq.write_table(pq.read_table(path), path)
-    with pytest.raises(RuntimeError, match="replaced"):
+    with pytest.raises(AnalysisError, match="replaced"):
         frame["top"].iloc[0]
 
 

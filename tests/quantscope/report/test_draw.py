@@ -1,9 +1,11 @@
 """The whole way, from a capture's directory to an output directory."""
 
+from concurrent.futures.process import BrokenProcessPool
+
 import pandas as pd
 import pytest
 
-from megatron.quantscope.analysis.scan import distinct_tensors
+from megatron.quantscope.analysis.scan import distinct_records
 from megatron.quantscope.capture import open_capture
 from megatron.quantscope.report.draw import DrawError, draw, figures_for
 from megatron.quantscope.report.figures import FIGURES, QUICK, TOPICS
@@ -66,7 +68,7 @@ def test_the_latest_run_or_the_one_that_is_named(tmp_path):
 
 def test_problems_are_listed_and_the_rest_is_drawn(tmp_path):
     capture = open_capture(write_capture(tmp_path / "in", layers=1))
-    truncated, broken = (record.path for record in distinct_tensors(capture)[:2])
+    truncated, broken = (record.path for record in distinct_records(capture)[:2])
     truncated.write_bytes(truncated.read_bytes()[:1000])
     content = bytearray(broken.read_bytes())
     content[40:400] = b"\xff" * 360
@@ -82,7 +84,7 @@ def test_problems_are_listed_and_the_rest_is_drawn(tmp_path):
 
 def test_nothing_readable_is_an_error_and_leaves_no_table(tmp_path):
     capture = open_capture(write_capture(tmp_path / "in", layers=1))
-    for record in distinct_tensors(capture):
+    for record in distinct_records(capture):
         record.path.write_bytes(b"PK\x03\x04" + b"\xff" * (record.bytes - 26) + b"PK\x05\x06" + b"\xff" * 18)
     with pytest.raises(DrawError, match="none of the 32 files"):
         drawn(tmp_path / "in", tmp_path / "out")
@@ -111,6 +113,27 @@ def test_quick_only_and_everything():
     assert figures_for(quick=False, only=None) == FIGURES
     for topic in TOPICS:
         assert {spec.topic for spec in figures_for(quick=False, only=topic)} == {topic}
+
+
+def test_runs_are_compared_only_where_a_figure_needs_it(tmp_path):
+    for quant_type, seed in (("bf16", 0), ("mxfp8", 1)):
+        write_capture(tmp_path / "in", quant_type, layers=1, seed=seed)
+    table, out = tmp_path / "out" / "comparison.parquet", tmp_path / "out"
+    for settings in ({"quick": True}, {"only": "rank_analysis"}):
+        drawn(tmp_path / "in", out, **{"quick": False, **settings})
+        assert not table.exists()
+    result = drawn(tmp_path / "in", out, quick=False, only="comparisons")
+    assert len(pd.read_parquet(table)) == 32
+    assert (out / "comparisons" / "divergence.png").relative_to(out) in result.figures.written
+
+
+def test_a_worker_that_is_killed_while_drawing_is_one_line(tmp_path, monkeypatch):
+    def killed(*args, **more):
+        raise BrokenProcessPool("a\nb")
+
+    monkeypatch.setattr("megatron.quantscope.report.draw.render", killed)
+    with pytest.raises(DrawError, match="a worker was killed"):
+        drawn(write_capture(tmp_path / "in", layers=1), tmp_path / "out")
 
 
 def test_only_one_topic_opens_that_topic(tmp_path):

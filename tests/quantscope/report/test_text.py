@@ -4,6 +4,7 @@ import pytest
 
 from megatron.quantscope.report import numbers
 from megatron.quantscope.report.text import aligned, write_texts
+from tests.quantscope.analysis.captures import write_capture
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_decibels(value, text):
 
 
 def test_columns_line_up():
-    assert aligned([("a", "1"), ("long", "22")]) == "a       1\nlong   22"
+    assert aligned([("a", "1"), ("long", "22")]) == "a      1\nlong  22"
     assert aligned([]) == ""
 
 
@@ -65,3 +66,20 @@ def test_texts_hold_the_numbers(wide_study, tmp_path):
         "global_statistics.txt",
         "tensor_stats.txt",
     ]
+
+
+def test_a_capture_of_statistics_alone_has_no_files_and_says_what_it_does_not_show(study_of, tmp_path):
+    study = study_of(write_capture(tmp_path / "capture", mode="statistics"))
+    write_texts(study, tmp_path)
+    rows = len(study.index)
+    for path in ("tensor_stats.txt", "global_statistics/global_statistics.txt"):
+        text = " ".join((tmp_path / path).read_text().split())
+        assert "== Findings: nothing stands out in what could be looked at Of this capture statistics alone" in text
+        assert "outlier channels." in text
+    assert f"== MXFP8 E4M3: {rows} tensors, statistics alone" in (tmp_path / "tensor_stats.txt").read_text()
+
+
+def test_files_are_counted_where_they_lie(small_study, tmp_path):
+    write_texts(small_study, tmp_path)
+    files = small_study.summary["file"].nunique()
+    assert f"{len(small_study.index)} tensors in {files} files, " in (tmp_path / "tensor_stats.txt").read_text()

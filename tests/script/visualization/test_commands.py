@@ -1,6 +1,8 @@
 """The sub-commands, in this process: what they print, write and answer."""
 
 import argparse
+import os
+import signal
 
 import numpy as np
 import pandas
@@ -140,6 +142,49 @@ def test_compare_writes_table_text_and_figures(tmp_path, run):
     assert (out_dir / "comparisons" / "divergence.png").is_file()
 
 
+def two_runs(directory):
+    for quant_type, seed in (("bf16", 0), ("mxfp8", 1)):
+        write_capture(directory, quant_type, layers=1, seed=seed)
+    return directory
+
+
+def test_compare_into_a_file_is_one_line(tmp_path, run):
+    (tmp_path / "out").write_text("what was there")
+    code, out, err = run("compare", two_runs(tmp_path / "in"), "--output_dir", tmp_path / "out", "--max_workers", 1)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert f"can not write {tmp_path / 'out'}: File exists" in err
+    assert (tmp_path / "out").read_text() == "what was there"
+
+
+def test_compare_without_a_scheduler_is_one_line(tmp_path, run, monkeypatch):
+    pytest.importorskip("distributed")
+    monkeypatch.setattr("megatron.quantscope.analysis.dask_workers.CONNECT_SECONDS", 0.3)
+    code, out, err = run("compare", two_runs(tmp_path), "--dask-scheduler", "tcp://127.0.0.1:9")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert "no Dask scheduler answers at tcp://127.0.0.1:9" in err
+
+
+def test_compare_whose_worker_is_killed_is_one_line(tmp_path, run, monkeypatch):
+    def killed(pairing, workers, **more):
+        list(workers.map(signal.raise_signal, [signal.SIGKILL]))
+
+    monkeypatch.setattr("megatron.quantscope.analysis.comparison.compare_pairs", killed)
+    code, out, err = run("compare", two_runs(tmp_path), "--max_workers", 2)
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1].endswith("a worker was killed, most likely for want of memory: try fewer than 2")
+    assert "Traceback" not in err
+
+
+def test_compare_whose_figures_fail_is_1_and_says_so(tmp_path, run, monkeypatch):
+    def failing(study):
+        raise ValueError("broken")
+
+    monkeypatch.setattr("megatron.quantscope.report.runs.draw_divergence", failing)
+    code, out, err = run("compare", two_runs(tmp_path / "in"), "--output_dir", tmp_path / "out", "--max_workers", 1)
+    assert (code, out.strip()) == (1, str(tmp_path / "out" / "comparison.txt"))
+    assert err.splitlines()[-1].endswith("1 figures could not be drawn")
+
+
 def test_compare_wants_two_runs(capture, run):
     code, out, err = run("compare", capture)
     assert (code, out) == (2, "")
@@ -163,6 +208,32 @@ def test_what_if_writes_a_table(capture, run, tmp_path, name, read):
     assert sorted(zip(table["gemm"], table["scale_rule"], strict=True)) == [
         (gemm, rule) for gemm in ("fprop", "wgrad") for rule in ("floor", "rceil")
     ]
+
+
+def test_what_if_of_statistics_alone_is_one_line(tmp_path, run):
+    directory = write_capture(tmp_path / "in", layers=1, mode="statistics")
+    code, out, err = run("what-if", directory, "--max_workers", 1, "--output", tmp_path / "t.csv")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert "only statistics of its tensors were kept" in err
+    assert not (tmp_path / "t.csv").exists()
+
+
+def test_what_if_of_integers_is_one_line(tmp_path, run):
+    write_capture(tmp_path, layers=1, spoil=lambda module, layer, name, tensor: tensor.int())
+    code, out, err = run("what-if", tmp_path, "--max_workers", 1)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert "none of its tensors is of a floating-point dtype" in err
+
+
+def test_list_shows_names_that_are_not_utf8(tmp_path, run):
+    name = b"20241201_143022_0001_iter000_linear_L1_forward_pre_linear_bf16_rank0_sample0_in\xffput.pt"
+    save(tmp_path / "plain.pt", torch.ones(2, 32)).rename(tmp_path / os.fsdecode(name))
+    code, out, err = run("list", tmp_path)
+    assert (code, err) == (0, "")
+    assert r"in\udcffput.pt" in out
+    code, out, err = run("what-if", tmp_path, "--max_workers", 1)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert "its name is not UTF-8" in err
 
 
 def test_what_if_refuses_other_kinds_of_files(capture, run, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import sys
 from pathlib import Path
@@ -79,6 +80,8 @@ def complain(message: str, code: int) -> int:
 
 def start_logging(options: argparse.Namespace) -> None:
     """Warnings to stderr; more with --verbose, errors only with --quiet."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # bytes of a file's name that are no text are shown as on stderr
+        sys.stdout.reconfigure(errors="backslashreplace")
     level = logging.INFO if getattr(options, "verbose", False) else logging.WARNING
     level = logging.ERROR if getattr(options, "quiet", False) else level
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)

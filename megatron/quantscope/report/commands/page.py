@@ -10,18 +10,17 @@ from megatron.quantscope.report.commands.opening import DONE, FAILED, analysed, 
 
 def run(options: argparse.Namespace) -> int:
     """Write report.html; 1 where something could not be read, the last line is the path to open."""
-    from megatron.quantscope.analysis.analyse import AnalysisError
+    from megatron.quantscope.analysis.errors import AnalysisError, told_in_one_line
     from megatron.quantscope.report.draw import PAGE
     from megatron.quantscope.report.html.build import write_report
 
     target = Path(options.output_dir)
     try:
         study = analysed(options, target)
-        page = write_report(study, target / PAGE)
+        with told_in_one_line(target, workers=1):
+            page = write_report(study, target / PAGE)
     except AnalysisError as error:
         return complain(str(error), FAILED)
-    except OSError as error:
-        return complain(f"can not write {error.filename or target}: {error.strerror or error}", FAILED)
     code = DONE
     if study.problems:
         code = complain(f"{len(study.problems)} problems; the first: {study.problems[0]}", FAILED)
