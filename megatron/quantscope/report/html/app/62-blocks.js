@@ -90,22 +90,18 @@ Report.blocks = (() => {
         margin: { l: 56, r: 8, t: 34, b: 46 },
         legend: { orientation: "h", x: 1, xanchor: "right", y: 1.02, yanchor: "bottom" },
         annotations: [
-          {
-            x: 0,
-            xref: "paper",
-            y: 1.03,
-            yref: "paper",
-            yanchor: "bottom",
-            xanchor: "left",
-            showarrow: false,
-            text: name ? `${ORDINALS[gemm - 1]} GEMM: ${Report.numbers.plain(name)}` : "along the last axis",
-            font: { size: 12, color: colors.ink },
-          },
+          heading(name ? `${ORDINALS[gemm - 1]} GEMM: ${Report.numbers.plain(name)}` : "along the last axis", colors),
         ],
         xaxis: { title: "scale", range, ...Report.plots.powers(...range, 10), showgrid: false, zeroline: false },
         yaxis: { title: "blocks", ...Report.plots.decades(-0.3, Math.log10(top) + 0.2, 5) },
       },
     };
+  }
+
+  /* A line above the left end of a plot, which says what it shows. */
+  function heading(text, colors) {
+    const place = { x: 0, xref: "paper", xanchor: "left", y: 1.03, yref: "paper", yanchor: "bottom" };
+    return { ...place, text, showarrow: false, font: { size: 12, color: colors.ink } };
   }
 
   function drawMaps(root, { cell, site }) {
@@ -127,6 +123,7 @@ Report.blocks = (() => {
   function mapFigure(map, site, colors) {
     const z = Report.data.rowsOf(map);
     const scale = Report.scales.of("db", z.flat());
+    const title = Report.controls.formatTitle(map.format);
     const gemm = typeof map.gemm === "number" ? Report.data.axes.gemms[site]?.[map.gemm] : map.gemm;
     return {
       traces: [
@@ -146,19 +143,7 @@ Report.blocks = (() => {
         height: 320,
         margin: { l: 48, r: 8, t: 34, b: 44 },
         plot_bgcolor: colors.missing,
-        annotations: [
-          {
-            x: 0,
-            xref: "paper",
-            y: 1.03,
-            yref: "paper",
-            yanchor: "bottom",
-            xanchor: "left",
-            showarrow: false,
-            text: Report.numbers.plain([Report.controls.formatTitle(map.format), gemm].filter(Boolean).join(", ")),
-            font: { size: 12, color: colors.ink },
-          },
-        ],
+        annotations: [heading(Report.numbers.plain([title, gemm].filter(Boolean).join(", ")), colors)],
         xaxis: { title: "blocks along the sum", showgrid: false, zeroline: false },
         yaxis: { title: "rows", autorange: "reversed", showgrid: false, zeroline: false },
       },
