@@ -11,12 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megatron.quantscope.analysis.comparison import COLUMNS, Pair, Pairing
 from megatron.quantscope.analysis.identity import key_of
+from megatron.quantscope.analysis.replaced_files import replaced
 from megatron.quantscope.capture.record import TensorRecord
 
 if TYPE_CHECKING:
@@ -76,12 +76,8 @@ def keep_comparison(target: Path, table: pandas.DataFrame, digest: str | None) -
     types = [(name, pyarrow.type_for_alias(kind)) for name, kind in COLUMNS.items()]
     schema = pyarrow.schema(types, metadata=None if digest is None else {_DIGEST: digest.encode()})
     rows = pyarrow.Table.from_pandas(table, schema=schema, preserve_index=False)
-    temporary = target / f".{COMPARISON_TABLE}.writing-{os.getpid()}"
-    try:
+    with replaced(target / COMPARISON_TABLE) as temporary:
         pyarrow.parquet.write_table(rows.replace_schema_metadata(schema.metadata), temporary)
-        os.replace(temporary, target / COMPARISON_TABLE)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _sides(pair: Pair) -> list[list[object]]:

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from megatron.quantscope.analysis.format_errors import Treatment
 from megatron.quantscope.analysis.identity import KEY
+from megatron.quantscope.analysis.replaced_files import replaced, unfinished
 from megatron.quantscope.analysis.tables import RECORD_COLUMNS, Row, record_row, summary_columns, write_table
 from megatron.quantscope.capture.record import TensorRecord
 
@@ -118,15 +119,11 @@ class RowStore:
         if not known:
             return 0
         groups = (known[start : start + _GROUP_ROWS] for start in range(0, len(known), _GROUP_ROWS))
-        temporary = self._summary.with_name(f".{SUMMARY_TABLE}.writing-{os.getpid()}")
-        try:
+        with replaced(self._summary) as temporary:
             _write(temporary, (self._gathered(group) for group in groups))
             covered = frozenset(key for _, key in known)
             if self._summary in self._sources and not self._is_covered(self._summary, covered):
                 self._put_away()
-            os.replace(temporary, self._summary)
-        finally:
-            temporary.unlink(missing_ok=True)
         self._clear(covered)
         return len(known)
 
@@ -206,7 +203,7 @@ class RowStore:
 def _clear_unfinished(*folders: Path) -> None:
     """Remove what killed runs were writing; what another run is writing just now is younger."""
     for folder in folders:
-        for path in folder.glob(".*.parquet.writing-*"):
+        for path in unfinished(folder, ".parquet"):
             if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
                 path.unlink(missing_ok=True)
 

@@ -18,7 +18,6 @@ belongs to the levels `distribution.QUANTILE_LEVELS`.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import islice, zip_longest
@@ -29,6 +28,7 @@ from megatron.quantscope.analysis.blocks import BlockSummary
 from megatron.quantscope.analysis.exponents import ExponentHistogram
 from megatron.quantscope.analysis.format_errors import USE_SUFFIXES, FormatError, Treatment
 from megatron.quantscope.analysis.identity import KEY
+from megatron.quantscope.analysis.replaced_files import replaced
 from megatron.quantscope.analysis.roles import module_label, role_of
 from megatron.quantscope.analysis.summary import TensorSummary
 from megatron.quantscope.capture.location import Location
@@ -217,16 +217,11 @@ def write_table(path: Path, rows: Iterable[Row], columns: Mapping[str, str]) -> 
     import pyarrow.parquet
 
     schema = pyarrow.schema([(name, _arrow_type(kind)) for name, kind in columns.items()])
-    temporary = path.with_name(f".{path.name}.writing-{os.getpid()}")
     written = 0
-    try:
-        with pyarrow.parquet.ParquetWriter(temporary, schema) as writer:
-            for group in _groups(iter(rows)):
-                writer.write_table(pyarrow.Table.from_pylist(group, schema=schema))
-                written += len(group)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replaced(path) as temporary, pyarrow.parquet.ParquetWriter(temporary, schema) as writer:
+        for group in _groups(iter(rows)):
+            writer.write_table(pyarrow.Table.from_pylist(group, schema=schema))
+            written += len(group)
     return written
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from megatron.quantscope.analysis.comparison.growth import Growth, growths, step
 from megatron.quantscope.analysis.comparison.parting import by_run, partings, worst
 from megatron.quantscope.analysis.comparison.runs import Run
 from megatron.quantscope.analysis.comparison.table import ComparisonLog
+from megatron.quantscope.analysis.kept_comparison import keep_comparison
 from megatron.quantscope.analysis.losses import loss_differences, losses_of_runs
 from megatron.quantscope.capture.metadata import BACKWARD, FORWARD
 from megatron.quantscope.report import numbers
@@ -19,7 +19,7 @@ from megatron.quantscope.report.text import Line, aligned, write_text
 if TYPE_CHECKING:
     import pandas
 
-TABLE, TEXT = "comparison.parquet", "comparison.txt"
+TEXT = "comparison.txt"
 _WORST = 20
 _PLACE = {
     "iteration": "iteration",
@@ -43,12 +43,7 @@ def write_comparison(
         The path of the text.
     """
     target.mkdir(parents=True, exist_ok=True)
-    temporary = target / f".{TABLE}.writing-{os.getpid()}"
-    try:
-        table.to_parquet(temporary, index=False)
-        os.replace(temporary, target / TABLE)
-    finally:
-        temporary.unlink(missing_ok=True)
+    keep_comparison(target, table, digest=None)
     write_text(target / TEXT, comparison_text(table, log=log, runs=runs))
     return target / TEXT
 

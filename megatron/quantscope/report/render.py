@@ -6,7 +6,6 @@ The same study gives the same bytes: no file holds a date, and the names inside 
 from __future__ import annotations
 
 import logging
-import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megatron.quantscope.analysis.errors import AnalysisError
+from megatron.quantscope.analysis.replaced_files import replaced
 from megatron.quantscope.analysis.study import Study
 from megatron.quantscope.analysis.workers import worker_pool
 from megatron.quantscope.report.figures import FigureSpec
@@ -147,13 +147,8 @@ def _save(figure: Figure, target: Path, suffix: str) -> None:
         for axes in figure.axes:  # the solver's last digits are not the same each time, and an SVG's names hold them
             bounds = [round(float(edge), _PLACES) for edge in axes.get_position(original=True).bounds]
             axes.set_position((bounds[0], bounds[1], bounds[2], bounds[3]), which="original")
-    temporary = target.with_name(f".{target.name}.writing-{os.getpid()}")
-    try:
-        with rc_context({"svg.hashsalt": _PROGRAM}):
-            figure.savefig(temporary, format=suffix, metadata=dict(_METADATA[suffix]))
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replaced(target) as temporary, rc_context({"svg.hashsalt": _PROGRAM}):
+        figure.savefig(temporary, format=suffix, metadata=dict(_METADATA[suffix]))
 
 
 def _note(result: Rendered, task: Task, outcome: _Outcome) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from megatron.quantscope.analysis.aggregate import merged
 from megatron.quantscope.analysis.findings import Finding, unseen
 from megatron.quantscope.analysis.findings.words import counted
 from megatron.quantscope.analysis.global_statistics import global_statistics
+from megatron.quantscope.analysis.replaced_files import replaced
 from megatron.quantscope.analysis.roles import site_order
 from megatron.quantscope.analysis.study import Study
 from megatron.quantscope.report import numbers
@@ -54,12 +54,8 @@ def write_texts(study: Study, output: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file that is complete or absent."""
-    temporary = path.with_name(f".{path.name}.writing-{os.getpid()}")
-    try:
+    with replaced(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def tensor_text(study: Study) -> str:

@@ -11,7 +11,6 @@ from megatron.quantscope.analysis.analyse import analyse
 from megatron.quantscope.analysis.comparison import pair_runs, runs_of
 from megatron.quantscope.analysis.kept_comparison import COMPARISON_TABLE, digest_of, keep_comparison, kept_comparison
 from megatron.quantscope.capture import open_capture
-from megatron.quantscope.report.comparison_text import TABLE
 from megatron.quantscope.report.progress import Progress
 from tests.quantscope.analysis.captures import save, write_capture
 
@@ -53,7 +52,7 @@ def test_a_second_call_reads_the_same_table_back(tmp_path, compared):
     pd.testing.assert_frame_equal(first.comparison, second.comparison)
     assert first.findings == second.findings
     assert (tmp_path / "out" / COMPARISON_TABLE).read_bytes() == before
-    pd.testing.assert_frame_equal(first.comparison, pd.read_parquet(tmp_path / "out" / TABLE))
+    pd.testing.assert_frame_equal(first.comparison, pd.read_parquet(tmp_path / "out" / COMPARISON_TABLE))
 
 
 def test_what_has_changed_is_compared_again(tmp_path, compared):

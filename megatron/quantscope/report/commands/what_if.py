@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from megatron.quantscope.analysis.replaced_files import replaced
 from megatron.quantscope.report.commands.error_table import one_figure
 from megatron.quantscope.report.commands.opening import DONE, FAILED, USAGE, analysed, complain, workers_of
 
@@ -61,12 +61,8 @@ def _reason(study: Study) -> str:
 
 def _write(table: pandas.DataFrame, target: Path) -> None:
     """A file that is complete or absent."""
-    temporary = target.with_name(f".{target.name}.writing-{os.getpid()}")
-    try:
+    with replaced(target) as temporary:
         _WRITERS[target.suffix](table, temporary)
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 _WRITERS: dict[str, Callable[[pandas.DataFrame, Path], None]] = {

@@ -72,6 +72,12 @@ Report.dom = (() => {
     return h("div", { class: `plot ${className}`, "data-plot": name, role: "img", "aria-label": label });
   }
 
+  /* What a page is about, and the links to its neighbours. */
+  function titleLine() {
+    const title = h("h2", { class: "page-title", "data-role": "title" });
+    return h("div", { class: "title-line" }, title, h("div", { class: "steps", "data-role": "steps" }));
+  }
+
   function empty(text) {
     return h("p", { class: "empty" }, text);
   }
@@ -80,5 +86,5 @@ Report.dom = (() => {
     one("[data-role=live]").textContent = text;
   }
 
-  return { h, add, fill, one, icon, swatch, card, plot, empty, say };
+  return { h, add, fill, one, icon, swatch, card, plot, titleLine, empty, say };
 })();

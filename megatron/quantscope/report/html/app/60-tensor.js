@@ -3,19 +3,14 @@
 /* All about one tensor: facts, exponents against a format's range, block scales, channels, what every format would do. */
 
 Report.tensor = (() => {
-  const { h, fill, one, plot, empty } = Report.dom;
+  const { h, fill, one, plot, titleLine, empty } = Report.dom;
   const { layer: layerText } = Report.numbers;
   let last = null; // hash of the tensor shown last, where the tab leads
 
   function build(root) {
     fill(
       root,
-      h(
-        "div",
-        { class: "title-line" },
-        h("h2", { class: "page-title", "data-role": "title" }),
-        h("div", { class: "steps", "data-role": "steps" }),
-      ),
+      titleLine(),
       h("dl", { class: "facts", "data-role": "facts" }),
       h("div", { class: "controls", "data-role": "controls" }),
       part("exponents", "Exponents", [

@@ -3,18 +3,13 @@
 /* The attention of one layer: a map a head, how spread it is, how much goes to the first token (the sink). */
 
 Report.attention = (() => {
-  const { h, fill, one, card, plot, empty } = Report.dom;
+  const { h, fill, one, card, plot, titleLine, empty } = Report.dom;
   let last = null;
 
   function build(root) {
     fill(
       root,
-      h(
-        "div",
-        { class: "title-line" },
-        h("h2", { class: "page-title", "data-role": "title" }),
-        h("div", { class: "steps", "data-role": "steps" }),
-      ),
+      titleLine(),
       h("p", { class: "note", "data-role": "note" }),
       h("div", { class: "controls", "data-role": "controls" }),
       h(
