@@ -7,18 +7,25 @@ cd "$root"
 
 usage() {
     cat <<EOF
-usage: script/run_tests.sh [--slow] [pytest arguments]
+usage: script/run_tests.sh [--all] [pytest arguments]
 
 Sets up the environment, then runs ruff, mypy, shellcheck and pytest, all of them even when one fails.
 
-  --slow  also the tests that need the real model or minutes
-  --help  show this text
+  --all     every test: what --slow and --matrix add to the rest
+  --slow    also the tests that need the real model or minutes
+  --matrix  also the tests that run a layout or a recipe among many
+  --help    show this text
 
 The rest goes to pytest: script/run_tests.sh tests/core -k linear -n 8
 EOF
 }
 
 if [[ "${1:-}" == "-h" || "${1:-}" == "--help" ]]; then usage && exit; fi
+
+if [[ "${1:-}" == "--all" ]]; then
+    shift
+    set -- --slow --matrix "$@"
+fi
 
 python="$(script/setup_env.sh --test)"
 PATH="$(dirname "$python"):$PATH" # some checks are programs, not modules

@@ -9,6 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # small matrices: more threads on
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too (the real model, minutes)")
+    parser.addoption("--matrix", action="store_true", help="run the tests marked matrix too (every parallel layout)")
 
 
 def pytest_configure(config):
@@ -29,6 +30,7 @@ def pytest_collection_modifyitems(config, items):
     import torch
 
     missing = {
+        "matrix": None if config.getoption("--matrix") else "matrix: run with --matrix",
         "slow": None if config.getoption("--slow") else "slow: run with --slow",
         "gpu": None if torch.cuda.is_available() else "gpu: this machine has no CUDA device",
     }

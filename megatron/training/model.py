@@ -13,12 +13,10 @@ from megatron.core import parallel_state
 from megatron.core.activations import squared_relu
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.tensor_parallel import layers
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
-from megatron.training.norm import Norm
+from megatron.training.layer_spec import block_spec
 
 # Field of TransformerConfig <- flag destination, where the names differ.
 _FIELDS = {"layernorm_epsilon": "norm_epsilon", "gated_linear_unit": "swiglu"}
@@ -67,15 +65,9 @@ def build_model(
         vp_stage: Number of the model chunk of this stage under an interleaved schedule.
     """
     config = model_config(args)
-    layer = get_gpt_layer_local_spec(qk_layernorm=args.qk_layernorm, normalization=args.normalization)
-    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
-    if args.qk_layernorm:
-        attention = layer.submodules.self_attention.submodules
-        attention.q_layernorm = attention.k_layernorm = Norm
-    stage = [layer] * get_num_layers_to_build(config, vp_stage=vp_stage)
     model = GPTModel(
         config,
-        TransformerBlockSubmodules(layer_specs=stage, layer_norm=Norm),
+        block_spec(args, config, vp_stage),
         vocab_size=args.padded_vocab_size,
         max_sequence_length=args.max_position_embeddings,
         pre_process=pre_process,

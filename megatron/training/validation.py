@@ -12,7 +12,14 @@ from pathlib import Path
 
 from megatron.training import checkpoint_directory
 from megatron.training.architecture import architecture_of, require_same_architecture
-from megatron.training.checks import DATA_CHECKS, MODEL_CHECKS, SHAPE_CHECKS, TRAINING_CHECKS, check
+from megatron.training.checks import (
+    DATA_CHECKS,
+    KERNEL_CHECKS,
+    MODEL_CHECKS,
+    PARALLELISM_CHECKS,
+    SCHEDULE_CHECKS,
+    check,
+)
 from megatron.training.failure import UsageError
 
 DEFAULT_SPLIT = "969,30,1"
@@ -30,9 +37,9 @@ def validate(args: argparse.Namespace) -> argparse.Namespace:
     args.rank, args.world_size = (int(os.environ.get(name, default)) for name, default in _LAUNCHER)
     complete_model(args)
     args.seq_length = args.seq_length or args.max_position_embeddings
-    check(args, SHAPE_CHECKS)
+    check(args, PARALLELISM_CHECKS + KERNEL_CHECKS)
     _complete_batch(args)
-    check(args, TRAINING_CHECKS + DATA_CHECKS)
+    check(args, SCHEDULE_CHECKS + DATA_CHECKS)
     if args.train_samples:
         args.train_iters = iterations_for(args)
     if args.data_path and args.split is None:

@@ -4,10 +4,16 @@ import re
 
 import pytest
 
-from megatron.training.checks import DATA_CHECKS, MODEL_CHECKS, SHAPE_CHECKS, TRAINING_CHECKS
+from megatron.training.checks import DATA_CHECKS, KERNEL_CHECKS, MODEL_CHECKS, PARALLELISM_CHECKS, SCHEDULE_CHECKS
 from megatron.training.main import main
 
-TABLES = {"model": MODEL_CHECKS, "shape": SHAPE_CHECKS, "training": TRAINING_CHECKS, "data": DATA_CHECKS}
+TABLES = {
+    "model": MODEL_CHECKS,
+    "parallelism": PARALLELISM_CHECKS,
+    "kernels": KERNEL_CHECKS,
+    "schedule": SCHEDULE_CHECKS,
+    "data": DATA_CHECKS,
+}
 TWO_BY_TENSOR = {"tensor_model_parallel_size": 2}
 BY_SAMPLES = {"train_iters": None, "train_samples": 64}
 PARTS = (

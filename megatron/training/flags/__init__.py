@@ -6,6 +6,7 @@ Only the standard library is imported here: `--help` and every wrong flag are an
 from megatron.quantscope.flags import CAPTURE_FLAGS, QUANTIZATION_FLAGS, FlagGroup
 from megatron.training.flags.checkpoint import CHECKPOINT_FLAGS
 from megatron.training.flags.data import DATA_FLAGS
+from megatron.training.flags.kernels import KERNEL_FLAGS
 from megatron.training.flags.model import MODEL_FLAGS
 from megatron.training.flags.numerics import NUMERICS_FLAGS
 from megatron.training.flags.optimization import BATCH_FLAGS, OPTIMIZER_FLAGS
@@ -20,6 +21,7 @@ FLAG_GROUPS: tuple[FlagGroup, ...] = (
     BATCH_FLAGS,
     OPTIMIZER_FLAGS,
     NUMERICS_FLAGS,
+    KERNEL_FLAGS,
     PARALLELISM_FLAGS,
     CHECKPOINT_FLAGS,
     EVALUATION_FLAGS,
