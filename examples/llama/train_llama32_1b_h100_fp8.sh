@@ -4,22 +4,37 @@
 #   train_llama32_1b_h100_fp8.sh [CHECKPOINTS] [TENSORBOARD] [TOKENIZER] [DATA] [DTYPE] [flags of pretrain_gpt.py]
 #
 #   CHECKPOINTS  directory to save to, and to continue from     (checkpoints/llama32_1b)
-#   TENSORBOARD  directory of the scalars                       (tensorboard_logs/llama32_1b)
+#   TENSORBOARD  directory of the scalars and profiles          (tensorboard_logs/llama32_1b)
 #   TOKENIZER    a tokenizer.json or its directory, or MOCK     (MOCK: no tokenizer, for mock data)
 #   DATA         prefix of a .bin/.idx pair, or MOCK            (MOCK: made-up data)
-#   DTYPE        bf16, fp16 or fp32                             (bf16)
+#   DTYPE        bf16, fp16, fp32, or fp8                       (bf16)
 #
-# Further flags come last and override those below, for instance
-#   --quant-type mxfp8 --save-tensors --control-iter 2      quantise the GEMMs, keep the tensors of two iterations
-#   --num-layers 2 --seq-length 256 --global-batch-size 1   small enough for a CPU
+# Flags come last and override those below: --quant-type mxfp8 --save-tensors --control-iter 2 quantises the GEMMs and
+# keeps the tensors of two iterations. DTYPE fp8 is TransformerEngine's: its GEMMs, with the high-precision operands kept.
 #
-# Environment: GPUS_PER_NODE (all of this machine's; 1 without GPU), NUM_NODES (1), NODE_RANK (0), MASTER_ADDR
-# (localhost), MASTER_PORT (6000), TENSOR_PARALLEL (1), TRAIN_ITERS (1000).
-# The name is Megatron-LM's: fp8 as DTYPE is TransformerEngine's, which the trainer does not support yet. Low-precision
-# operands, FP8 among them, are what --quant-type is for.
+# The list of flags is that of Megatron-LM's Llama 3 8B example, in the sizes of 1B. Environment, with defaults:
+#
+#   model      NUM_LAYERS 16, HIDDEN_SIZE 2048, FFN_HIDDEN_SIZE 8192, NUM_ATTENTION_HEADS 32, NUM_QUERY_GROUPS 8,
+#              KV_CHANNELS 64, VOCAB_SIZE 128256, SEQ_LENGTH 8192, MAX_POSITION_EMBEDDINGS 131072,
+#              TIE_EMBEDDINGS 1 (0: an output head of its own), ATTENTION_BACKEND auto (fused with fp8)
+#   length     TRAIN_SAMPLES 1953125000, LR_WARMUP_SAMPLES 1/500 and LR_DECAY_SAMPLES the rest of them; or TRAIN_ITERS,
+#              with LR_WARMUP_ITERS and LR_DECAY_ITERS alike; EXIT_MINUTES 235 (save and stop after that long)
+#   batch      MICRO_BATCH_SIZE 1, GLOBAL_BATCH_SIZE 128
+#   rates      LR 3e-4, MIN_LR 3e-5, DECOUPLED_LR and DECOUPLED_MIN_LR (of embedding and head: as the others)
+#   world      GPUS_PER_NODE (all of this machine's; 1 without GPU), NUM_NODES 1, NODE_RANK 0, MASTER_ADDR localhost,
+#              MASTER_PORT 6000, TENSOR_PARALLEL 1, PIPELINE_PARALLEL 1, CONTEXT_PARALLEL 1
+#   data       DATA_CACHE_PATH benchmark_cache_llama32_1b, NUM_WORKERS (1; 0 without GPU)
+#   reports    LOG_INTERVAL 1, EVAL_INTERVAL 100, EVAL_ITERS 32 (0: never), SAVE_INTERVAL 1000,
+#              PROFILE (1 with a GPU: iterations 5 and 6, for nsys; 0 without)
+#   DRY_RUN=1  prints the command instead of running it
+#
+# A few steps on a CPU:
+#   NUM_LAYERS=2 HIDDEN_SIZE=64 FFN_HIDDEN_SIZE=128 NUM_ATTENTION_HEADS=4 NUM_QUERY_GROUPS=2 KV_CHANNELS=16 \
+#   VOCAB_SIZE=1024 SEQ_LENGTH=64 GLOBAL_BATCH_SIZE=2 TRAIN_SAMPLES=6 EVAL_ITERS=1 train_llama32_1b_h100_fp8.sh
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"
 
 words=()
 while (($#)) && ((${#words[@]} < 5)) && [[ "$1" != -* ]]; do
@@ -37,16 +52,28 @@ fail() {
     exit 2
 }
 
+gpus="$(if command -v nvidia-smi >/dev/null; then nvidia-smi --list-gpus 2>/dev/null | wc -l; else echo 0; fi)"
+processes="${GPUS_PER_NODE:-$((gpus > 0 ? gpus : 1))}"
+nodes="${NUM_NODES:-1}"
+
 case "$dtype" in
-    bf16) dtype_flags=(--bf16) ;;
+    bf16) dtype_flags=(--bf16 --grad-reduce-in-bf16) ;;
     fp16) dtype_flags=(--fp16) ;;
     fp32) dtype_flags=() ;;
-    fp8) fail "fp8 needs TransformerEngine, which the trainer does not support yet; allowed: bf16, fp16, fp32 (and \
---quant-type for the GEMM operands)" ;;
-    *) fail "unknown dtype $dtype; allowed: bf16, fp16, fp32" ;;
+    fp8)
+        dtype_flags=(
+            --bf16
+            --grad-reduce-in-bf16
+            --transformer-impl transformer_engine
+            --fp8-format hybrid
+            --fp8-amax-history-len 1024
+            --fp8-amax-compute-algo max
+            --fp8-param-gather
+        )
+        ;;
+    *) fail "unknown dtype $dtype; allowed: bf16, fp16, fp32, fp8" ;;
 esac
 
-vocabulary=128256
 if [[ "$tokenizer" == MOCK ]]; then
     [[ "$data" == MOCK ]] || fail "the data $data needs its tokenizer: give it as the third argument"
     tokenizer_flags=(--tokenizer-type NullTokenizer)
@@ -59,75 +86,128 @@ if [[ "$data" == MOCK ]]; then
 else
     [[ -e "$data.bin" && -e "$data.idx" ]] || fail "the data $data.bin and $data.idx do not both exist; allowed: the \
 prefix of such a pair, MOCK"
-    data_flags=(--data-path "$data" --split "99,1,0")
+    data_flags=(--data-path "$data")
 fi
-
-gpus() {
-    if command -v nvidia-smi >/dev/null; then nvidia-smi --list-gpus 2>/dev/null | wc -l; else echo 0; fi
-}
-processes="${GPUS_PER_NODE:-$(gpus)}"
-((processes > 0)) || processes=1
-
-launcher=(
-    -m torch.distributed.run
-    --nproc_per_node "$processes"
-    --nnodes "${NUM_NODES:-1}"
-    --node_rank "${NODE_RANK:-0}"
-    --master_addr "${MASTER_ADDR:-localhost}"
-    --master_port "${MASTER_PORT:-6000}"
+data_flags+=(
+    --split "99,1,0"
+    --data-cache-path "${DATA_CACHE_PATH:-$PWD/benchmark_cache_llama32_1b}"
+    --tiktoken-pattern v2
+    --no-create-attention-mask-in-dataloader
+    --no-mmap-bin-files
+    --num-workers "${NUM_WORKERS:-$((gpus > 0 ? 1 : 0))}"
 )
+
 model_flags=(
-    --num-layers 16
-    --hidden-size 2048
-    --ffn-hidden-size 8192
-    --num-attention-heads 32
+    --use-mcore-models
+    --num-layers "${NUM_LAYERS:-16}"
+    --hidden-size "${HIDDEN_SIZE:-2048}"
+    --ffn-hidden-size "${FFN_HIDDEN_SIZE:-8192}"
+    --num-attention-heads "${NUM_ATTENTION_HEADS:-32}"
     --group-query-attention
-    --num-query-groups 8
-    --kv-channels 64
-    --vocab-size "$vocabulary"
-    --seq-length 8192
-    --max-position-embeddings 131072
+    --num-query-groups "${NUM_QUERY_GROUPS:-8}"
+    --kv-channels "${KV_CHANNELS:-64}"
+    --vocab-size "${VOCAB_SIZE:-128256}"
+    --seq-length "${SEQ_LENGTH:-8192}"
+    --max-position-embeddings "${MAX_POSITION_EMBEDDINGS:-131072}"
     --position-embedding-type rope
     --rotary-base 500000
+    --rotary-percent 1.0
     --use-rope-scaling
     --rope-scaling-factor 32
     --normalization RMSNorm
     --norm-epsilon 1e-5
+    --apply-layernorm-1p
     --swiglu
     --disable-bias-linear
-    --attention-dropout 0
-    --hidden-dropout 0
+    --init-method-std 0.0134
+    --attention-dropout 0.0
+    --hidden-dropout 0.0
+    --attention-backend "${ATTENTION_BACKEND:-$([[ "$dtype" == fp8 ]] && echo fused || echo auto)}"
 )
+if [[ "${TIE_EMBEDDINGS:-1}" == 0 ]]; then model_flags+=(--untie-embeddings-and-output-weights); fi
+
+# Warm-up and decay of a run that is $1 long: shares of it as in the example.
+warmup() { echo $(($1 / 500)); }
+if [[ -n "${TRAIN_ITERS:-}" ]]; then
+    rising="${LR_WARMUP_ITERS:-$(warmup "$TRAIN_ITERS")}"
+    length_flags=(
+        --train-iters "$TRAIN_ITERS"
+        --lr-warmup-iters "$rising"
+        --lr-decay-iters "${LR_DECAY_ITERS:-$((TRAIN_ITERS - rising))}"
+    )
+else
+    samples="${TRAIN_SAMPLES:-1953125000}"
+    rising="${LR_WARMUP_SAMPLES:-$(warmup "$samples")}"
+    length_flags=(
+        --train-samples "$samples"
+        --lr-warmup-samples "$rising"
+        --lr-decay-samples "${LR_DECAY_SAMPLES:-$((samples - rising))}"
+    )
+fi
 training_flags=(
-    --micro-batch-size 1
-    --global-batch-size 128
-    --train-iters "${TRAIN_ITERS:-1000}"
-    --lr 3e-4
-    --min-lr 3e-5
+    --micro-batch-size "${MICRO_BATCH_SIZE:-1}"
+    --global-batch-size "${GLOBAL_BATCH_SIZE:-128}"
+    --lr "${LR:-3e-4}"
+    --min-lr "${MIN_LR:-3e-5}"
+    --decoupled-lr "${DECOUPLED_LR:-${LR:-3e-4}}"
+    --decoupled-min-lr "${DECOUPLED_MIN_LR:-${MIN_LR:-3e-5}}"
     --lr-decay-style cosine
-    --lr-warmup-fraction 0.05
+    --clip-grad 1.0
     --weight-decay 0.1
     --adam-beta1 0.9
     --adam-beta2 0.95
-    --clip-grad 1.0
-    --eval-iters 0
-    --log-interval 1
+    --cross-entropy-loss-fusion
+    --calculate-per-token-loss
+    --manual-gc
+    --empty-unused-memory-level 1
+    --exit-duration-in-mins "${EXIT_MINUTES:-235}"
 )
 parallel_flags=(
     --tensor-model-parallel-size "${TENSOR_PARALLEL:-1}"
-    --sequence-parallel
+    --pipeline-model-parallel-size "${PIPELINE_PARALLEL:-1}"
+    --context-parallel-size "${CONTEXT_PARALLEL:-1}"
+    --sequence-parallel # of no matter with TENSOR_PARALLEL 1
+    --use-distributed-optimizer
     --overlap-grad-reduce
+    --overlap-param-gather
+    --distributed-timeout-minutes 60
 )
 output_flags=(
     --save "$checkpoints"
     --load "$checkpoints"
-    --save-interval 500
+    --save-interval "${SAVE_INTERVAL:-1000}"
+    --ckpt-format torch_dist
     --tensorboard-dir "$tensorboard"
+    --log-interval "${LOG_INTERVAL:-1}"
+    --log-throughput
+    --eval-interval "${EVAL_INTERVAL:-100}"
+    --eval-iters "${EVAL_ITERS:-32}"
 )
+if ((${PROFILE:-$((gpus > 0))})); then output_flags+=(--profile --profile-step-start 4 --profile-step-end 6); fi
 
-if ((processes == 1 && ${NUM_NODES:-1} == 1)); then launcher=(); fi # one process needs no torchrun
+launcher=()
+if ((processes > 1 || nodes > 1)); then # one process needs no torchrun
+    launcher=(
+        -m torch.distributed.run
+        --nproc_per_node "$processes"
+        --nnodes "$nodes"
+        --node_rank "${NODE_RANK:-0}"
+        --master_addr "${MASTER_ADDR:-localhost}"
+        --master_port "${MASTER_PORT:-6000}"
+    )
+fi
 
 python="$("$root/script/setup_env.sh")"
-exec "$python" ${launcher[@]+"${launcher[@]}"} "$root/pretrain_gpt.py" \
-    "${model_flags[@]}" "${training_flags[@]}" "${dtype_flags[@]}" "${parallel_flags[@]}" \
-    "${tokenizer_flags[@]}" "${data_flags[@]}" "${output_flags[@]}" "$@"
+if [[ "$dtype" == fp8 ]] && ! "$python" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("transformer_engine"))'
+then
+    fail "fp8 needs the package transformer-engine, which is not installed; allowed without it: bf16, fp16, fp32 (and \
+--quant-type for the GEMM operands)"
+fi
+command=("$python" ${launcher[@]+"${launcher[@]}"} "$root/pretrain_gpt.py" "${model_flags[@]}" "${length_flags[@]}"
+    "${training_flags[@]}" ${dtype_flags[@]+"${dtype_flags[@]}"} "${parallel_flags[@]}" "${tokenizer_flags[@]}"
+    "${data_flags[@]}" "${output_flags[@]}" "$@")
+if [[ "${DRY_RUN:-0}" == 1 ]]; then
+    printf '%q ' "${command[@]}" && echo
+    exit
+fi
+exec "${command[@]}"

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pkgutil import extend_path
 from typing import Any
@@ -27,14 +28,15 @@ from typing import Any
 Namespace = dict[str, Any]
 
 
-def package(namespace: Namespace) -> None:
+def package(namespace: Namespace, *, check: Callable[[str], None] | None = None) -> None:
     """Put upstream's directory behind ours on `__path__` and run upstream's `__init__.py` in `namespace`.
 
     Args:
         namespace: `globals()` of our package's `__init__.py`.
+        check: Is shown upstream's directory before anything in it runs, and raises ImportError to refuse it.
 
     Raises:
-        ImportError: when no other portion of the package is on `sys.path`.
+        ImportError: when no other portion of the package is on `sys.path`, or it is refused.
     """
     ours = os.path.realpath(namespace["__path__"][0])
     portions = extend_path([ours], namespace["__name__"])
@@ -44,6 +46,8 @@ def package(namespace: Namespace) -> None:
             f"no upstream {namespace['__name__']} beside {ours}: install megatron-core (script/setup_env.sh does), "
             "or put a Megatron-LM checkout on PYTHONPATH"
         )
+    if check is not None:
+        check(upstream)
     namespace["__path__"][:] = [ours, upstream]
     _run(namespace, os.path.join(upstream, "__init__.py"))
 

@@ -3,96 +3,29 @@
 `instrument` walks the modules once, after the model is built and before it is wrapped or trained, and attaches a probe
 to every linear and attention module that is to be quantised or kept, and hooks at the further points that were asked
 for (`points`). What a kind of module is called in a capture, and how its tensors lie over the ranks, stands in the
-table `KINDS`; nothing else branches on a class.
+table of `kinds`.
 With neither a recipe nor a session nothing is attached, and training runs upstream's code alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from megatron.core.extensions.te_kinds import te_kinds
+from megatron.core.kinds import KINDS, Kind
 from megatron.core.places import Place, places
 from megatron.core.points import unwatch, watch
-from megatron.core.probe import ATTENTION_PROBS, Probe, tensor_parallel_group
-from megatron.core.shards import GATE_AND_UP, Axes, Layout, features, shards, summands, token_sums, tokens
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
-from megatron.core.transformer.dot_product_attention import DotProductAttention, head_facts
+from megatron.core.probe import Probe, tensor_parallel_group
+from megatron.core.shards import GATE_AND_UP, Axes, shards
 from megatron.quantscope.capture import CaptureSession
 from megatron.quantscope.formats.backends import prepare
 from megatron.quantscope.gemm import QuantConfig
 
+ALL_KINDS = KINDS | te_kinds()
 GATED = "linear_fc1"  # the linear layer that a gated MLP makes twice as wide
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """How the modules of one class are quantised and kept.
-
-    Attributes:
-        layer_type: Part of a captured tensor's name.
-        component: Part of a captured tensor's name.
-        quant: Name of the QuantConfig method that says how such a module is quantised.
-        layout: How its tensors lie over ranks.
-        gathered: Tensors that every rank of the tensor-parallel group holds alike under sequence parallelism, since
-            they were gathered for the GEMM: kept by the group's first rank only.
-        on_request: Tensors that the module shows only where a point of this name was asked for.
-        facts: What such a module says of itself: further arguments of `CaptureSession.site`.
-    """
-
-    layer_type: str
-    component: str
-    quant: str
-    layout: Layout
-    gathered: frozenset[str] = frozenset()
-    on_request: frozenset[str] = frozenset()
-    facts: Callable[[torch.nn.Module], dict[str, Any]] = lambda _: {}
-
-
-_HEADS, _HIDDEN = 2, -1  # dimensions of q, k, v [s, b, heads, d] and of [s, b, hidden]
-_LINEAR = {"layer_type": "linear", "component": "linear", "quant": "linear"}
-
-KINDS: dict[type[torch.nn.Module], Kind] = {
-    ColumnParallelLinear: Kind(
-        **_LINEAR,
-        layout={
-            "input": (tokens(0),),
-            "weight": (features(0),),
-            **dict.fromkeys(("output", "grad_output"), (features(_HIDDEN), tokens(0))),
-            "grad_input": (summands(), tokens(0)),
-            "grad_weight": (features(0), token_sums()),
-        },
-        gathered=frozenset({"input"}),
-    ),
-    RowParallelLinear: Kind(
-        **_LINEAR,
-        layout={
-            **dict.fromkeys(("input", "grad_input"), (features(_HIDDEN), tokens(0))),
-            "weight": (features(1),),
-            "output": (summands(), tokens(0)),
-            "grad_output": (tokens(0),),
-            "grad_weight": (features(1), token_sums()),
-        },
-        gathered=frozenset({"grad_output"}),
-    ),
-    DotProductAttention: Kind(
-        layer_type="attention",
-        component="FA",
-        quant="attention",
-        layout={
-            **dict.fromkeys(
-                ("query", "key", "value", "grad_query", "grad_key", "grad_value"), (features(_HEADS), tokens(0))
-            ),
-            **dict.fromkeys(("output", "grad_output"), (features(_HIDDEN), tokens(0))),
-            ATTENTION_PROBS: (features(1), tokens(2)),
-        },
-        on_request=frozenset({ATTENTION_PROBS}),
-        facts=head_facts,
-    ),
-}
 
 
 def instrument(
@@ -122,7 +55,7 @@ def instrument(
     attached = probed = 0
     for place in places(model_chunks):
         unwatch(place)
-        kind = KINDS.get(type(place.module))
+        kind = ALL_KINDS.get(type(place.module))
         has_probe = kind is not None and _attach(place, kind, recipe, session, num_layers)
         is_watched = session is not None and watch(place, names=names, session=session)
         probed += has_probe
@@ -148,8 +81,8 @@ def _attach(
 def _quantised(place: Place, kind: Kind, recipe: QuantConfig | None, num_layers: int) -> Any:
     if recipe is None:
         return None
-    resolve: Callable[[int | None, int], Any] = getattr(recipe, kind.quant)
-    return resolve(place.layer_idx, num_layers)
+    resolve: Callable[[str, int | None, int], Any] = getattr(recipe, kind.quant)
+    return resolve(place.name, place.layer_idx, num_layers)
 
 
 def _site(place: Place, kind: Kind, quant: Any, session: CaptureSession | None) -> Any:
@@ -159,13 +92,16 @@ def _site(place: Place, kind: Kind, quant: Any, session: CaptureSession | None) 
     group = tensor_parallel_group(place.module)
     gathered = place.config.sequence_parallel and group.rank() > 0
     gated = place.last_name == GATED and place.config.gated_linear_unit
+    is_expert = place.expert is not None
+    axes = (Axes.of_expert if is_expert else Axes.of)(place.config, group)
     return session.site(
         module=place.name,
         layer_type=kind.layer_type,
         component=kind.component,
         layer_idx=place.layer_idx,
         formats=quant.formats() if quant is not None else {},
-        shards=shards(kind.layout, Axes.of(place.config, group), pieces=GATE_AND_UP if gated else 1),
+        shards=shards(kind.layout, axes, pieces=GATE_AND_UP if gated else 1),
         leave_out=kind.gathered if gathered else frozenset(),
+        routed=is_expert,
         **kind.facts(place.module),
     )

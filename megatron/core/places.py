@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +14,17 @@ class Place:
     """One module and where it stands.
 
     Attributes:
-        name: Full name without wrappers, with global layer numbers: `decoder.layers.3.mlp.linear_fc1`.
+        name: Full name without wrappers, with the whole model's numbers of layers and of experts:
+            `decoder.layers.3.mlp.linear_fc1`, `decoder.layers.3.mlp.experts.local_experts.5.linear_fc1`.
         layer_idx: Global layer from 0; None for a module outside the layers.
+        expert: Global number, from 0, of the expert that the module is or belongs to; None: it is in none.
         module: The module itself.
         config: TransformerConfig of the model (a module's own may be a copy that is settled otherwise).
     """
 
     name: str
     layer_idx: int | None
+    expert: int | None = None
     module: torch.nn.Module
     config: Any
 
@@ -36,12 +39,17 @@ def places(model_chunks: Iterable[torch.nn.Module]) -> Iterator[Place]:
     for chunk in model_chunks:
         while isinstance(getattr(chunk, "module", None), torch.nn.Module):  # DDP and Float16Module
             chunk = chunk.module
+        experts = _experts(chunk)
         layers = {name: module.layer_number - 1 for name, module in chunk.named_modules() if _is_layer(name, module)}
+        numbers = {**layers, **experts}
         for name, module in chunk.named_modules():
-            local = next((layer for layer in layers if f"{name}.".startswith(f"{layer}.")), None)
-            layer_idx = None if local is None else layers[local]
-            global_name = _global_name(name, local, layer_idx)
-            yield Place(name=global_name, layer_idx=layer_idx, module=module, config=chunk.config)
+            yield Place(
+                name=_global_name(name, numbers),
+                layer_idx=_number_of(name, layers),
+                expert=_number_of(name, experts),
+                module=module,
+                config=chunk.config,
+            )
 
 
 def _is_layer(name: str, module: torch.nn.Module) -> bool:
@@ -49,8 +57,27 @@ def _is_layer(name: str, module: torch.nn.Module) -> bool:
     return name.rpartition(".")[2].isdigit() and hasattr(module, "layer_number")
 
 
-def _global_name(name: str, local: str | None, layer_idx: int | None) -> str:
-    """`name` with this stage's layer number replaced by the whole model's."""
-    if local is None:
-        return name
-    return f"{local.rpartition('.')[0]}.{layer_idx}{name[len(local) :]}"
+def _experts(chunk: torch.nn.Module) -> dict[str, int]:
+    """Local name of every routed expert of this rank -> its number in the whole mixture."""
+    mixtures = ((name, module) for name, module in chunk.named_modules() if hasattr(module, "local_expert_indices"))
+    return {
+        f"{name}.experts.local_experts.{local}": number
+        for name, mixture in mixtures
+        for local, number in enumerate(mixture.local_expert_indices)
+    }
+
+
+def _outer_names(name: str) -> Iterator[str]:
+    """`decoder`, `decoder.layers`, `decoder.layers.3`: the module's ancestors, outermost first, and itself."""
+    parts = name.split(".")
+    return (".".join(parts[:length]) for length in range(1, len(parts) + 1))
+
+
+def _number_of(name: str, numbers: Mapping[str, int]) -> int | None:
+    """The number of the first of `numbers` that the module is or lies in."""
+    return next((numbers[outer] for outer in _outer_names(name) if outer in numbers), None)
+
+
+def _global_name(name: str, numbers: Mapping[str, int]) -> str:
+    """`name` with the numbers that parts of it have on this rank replaced by the whole model's."""
+    return ".".join(str(numbers.get(outer, outer.rpartition(".")[2])) for outer in _outer_names(name))

@@ -214,7 +214,8 @@ def watch(place: Place, *, names: Collection[str], session: CaptureSession) -> b
         Whether anything was attached.
     """
     handles: list[RemovableHandle] = []
-    axes = Axes.of(place.config, tensor_parallel_group(place.module))
+    is_expert = place.expert is not None
+    axes = (Axes.of_expert if is_expert else Axes.of)(place.config, tensor_parallel_group(place.module))
     for point in POINTS:
         if point.name not in names or not point.finds(place):
             continue
@@ -225,6 +226,7 @@ def watch(place: Place, *, names: Collection[str], session: CaptureSession) -> b
             layer_idx=place.layer_idx,
             formats={},
             shards=shards(point.layout, axes, pieces=_pieces(point, place)),
+            routed=is_expert,
             **point.facts(place.module),
         )
         if site is not None:

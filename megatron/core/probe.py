@@ -42,17 +42,18 @@ class Probe(Generic[Quant]):
 
 
 def tensor_parallel_group(module: torch.nn.Module) -> torch.distributed.ProcessGroup:
-    """The group that `module` is split over; attention has none of its own before megatron-core 0.16."""
-    group = getattr(module, "tp_group", None)
+    """The group that `module` is split over; attention and MLPs have none of their own before megatron-core 0.16."""
+    group = getattr(getattr(module, "linear_fc1", module), "tp_group", None)
     return parallel_state.get_tensor_model_parallel_group() if group is None else group
 
 
 def maximum_over_shards(module: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """The maximum of a scalar over all ranks that hold shards of `module`'s operands; None where one rank holds all.
 
-    These are its tensor parallel group, and the context parallel ranks that share the sequences.
+    These are its tensor parallel group, and the context parallel ranks that share the sequences. An expert's GEMM is of
+    the tokens that came to this rank alone, and there may be none of them: its weights' group is all there is.
     """
-    shared = module.config.context_parallel_size > 1
+    shared = module.config.context_parallel_size > 1 and not getattr(module, "is_expert", False)
     group = parallel_state.get_tensor_and_context_parallel_group() if shared else tensor_parallel_group(module)
     if group.size() == 1:
         return None

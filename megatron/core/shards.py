@@ -3,7 +3,8 @@
 A layout says of each tensor name which splits (`quantscope.capture.metadata.Split`) put the whole together, in the
 order in which a reader applies them: the tensor-parallel group first, whose ranks hold parts of what one
 context-parallel rank has, then the context-parallel group. It is written for a run that has all axes; `shards` leaves
-out those that are one rank. Tensors that a layout does not name are whole everywhere.
+out those that are one rank. Tensors that a layout does not name are whole everywhere. The experts of a mixture have the
+layouts of their classes too, read along the axes that experts have (`Axes.of_expert`).
 
     features(d)    dimension d over the tensor-parallel group: heads, hidden or vocabulary
     summands()     one summand a tensor-parallel rank
@@ -11,6 +12,7 @@ out those that are one rank. Tensors that a layout does not name are whole every
                    of 2 n chunks rank r holds chunks r and 2 n - 1 - r
     token_sums()   one summand a context-parallel rank: what is summed over tokens
     slices(d)      dimension d, the sequence, over the tensor-parallel group where --sequence-parallel is on
+    slice_sums()   one summand a tensor-parallel rank there: what is summed over its slice
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from megatron.quantscope.capture.metadata import Split
 
 Layout = Mapping[str, tuple[Split, ...]]
 
-_TENSOR, _CONTEXT = "tp", "cp"
+_TENSOR, _CONTEXT, _EXPERT_TENSOR = "tp", "cp", "etp"
 _SEQUENCE_PARALLEL = "sp"  # in a layout only: the tensor-parallel group, where sequence parallelism is on
 GATE_AND_UP = 2  # pieces of a gated MLP's first linear layer, of each of which every rank holds its part
 
@@ -43,6 +45,11 @@ def summands() -> Split:
 def slices(dim: int) -> Split:
     """The sequence, split over the tensor-parallel group under sequence parallelism."""
     return {"over": _SEQUENCE_PARALLEL, "dim": dim}
+
+
+def slice_sums() -> Split:
+    """Each tensor-parallel rank has the sum over its slice of the sequence, under sequence parallelism."""
+    return {"over": _SEQUENCE_PARALLEL, "reduce": "sum"}
 
 
 def tokens(dim: int) -> Split:
@@ -63,11 +70,13 @@ class Axes:
         tensor_parallel: Ranks of the module's tensor-parallel group.
         context_parallel: Ranks of the context-parallel group.
         sequence_parallel: Whether the tensor-parallel group splits the sequence outside the GEMMs.
+        expert: Whether the module belongs to an expert of a mixture: its rows are no positions of a sequence.
     """
 
     tensor_parallel: int = 1
     context_parallel: int = 1
     sequence_parallel: bool = False
+    expert: bool = False
 
     @classmethod
     def of(cls, config: Any, tp_group: ProcessGroup) -> Axes:
@@ -77,6 +86,16 @@ class Axes:
             context_parallel=config.context_parallel_size,
             sequence_parallel=config.sequence_parallel,
         )
+
+    @classmethod
+    def of_expert(cls, config: Any, tp_group: ProcessGroup) -> Axes:
+        """The same for an expert, whose weights lie over this group.
+
+        With expert parallelism an expert gets all tokens of a sample that are routed to it. Without, every
+        context-parallel rank has a copy of the expert, for the tokens of its own.
+        """
+        copies = config.context_parallel_size if config.expert_model_parallel_size == 1 else 1
+        return cls(tensor_parallel=tp_group.size(), context_parallel=copies, expert=True)
 
 
 def shards(layout: Layout, axes: Axes, *, pieces: int = 1) -> dict[str, list[dict[str, Any]]]:
@@ -88,7 +107,7 @@ def shards(layout: Layout, axes: Axes, *, pieces: int = 1) -> dict[str, list[dic
         pieces: Pieces (gate and up) that the dimension of features is made of; each is split by itself.
     """
     found = {
-        name: [_settled(split, pieces) for split in splits if _ranks(split, axes) > 1]
+        name: [_settled(split, axes, pieces) for split in splits if _ranks(split, axes) > 1]
         for name, splits in layout.items()
     }
     return {name: splits for name, splits in found.items() if splits}
@@ -100,10 +119,14 @@ def _ranks(split: Split, axes: Axes) -> int:
     return sizes[split["over"]]
 
 
-def _settled(split: Split, pieces: int) -> dict[str, Any]:
+def _settled(split: Split, axes: Axes, pieces: int) -> dict[str, Any]:
     """`split` as readers know it."""
     if split["over"] == _SEQUENCE_PARALLEL:
         return {**split, "over": _TENSOR}
     if pieces > 1 and split["over"] == _TENSOR and "dim" in split:
-        return {**split, "pieces": pieces}
-    return dict(split)
+        split = {**split, "pieces": pieces}
+    if not axes.expert:
+        return dict(split)
+    if split["over"] == _TENSOR:
+        return {**split, "over": _EXPERT_TENSOR}
+    return {name: value for name, value in split.items() if name != "order"}  # the copies' rows follow each other

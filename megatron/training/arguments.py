@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from megatron.quantscope.flags import Flag, add_flags, refused_flags
-from megatron.training.architecture import apply_architecture
+from megatron.training.checkpoint.architecture import apply_architecture
 from megatron.training.failure import UsageError
 from megatron.training.flags import FLAG_GROUPS
+from megatron.training.flags.upstream import refusal
 from megatron.training.validation import complete_model, validate
 
 PROGRAM = "pretrain_gpt.py"
@@ -42,9 +43,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     Raises:
         UsageError: one line for each thing that is wrong, with the value and what is allowed.
     """
-    args, unknown = build_parser().parse_known_args(argv)
+    args, unknown = build_parser().parse_known_args([_hyphenated(word) for word in argv])
     if unknown:
-        raise UsageError("\n".join(_unknown(flag) for flag in unknown if flag.startswith("-")) or _stray(unknown))
+        raise UsageError("\n".join(_unknown(flag) for flag in unknown if _names_flag(flag)) or _stray(unknown))
     refused = refused_flags(args, FLAG_GROUPS)
     if refused:
         raise UsageError("\n".join(refused))
@@ -90,8 +91,22 @@ def _known() -> list[Flag]:
     return [flag for group in FLAG_GROUPS for flag in group.flags]
 
 
+def _hyphenated(word: str) -> str:
+    """A word of the command line, a flag's name in it with hyphens: Megatron-LM has some with underscores."""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if name.startswith("--") else word
+
+
+def _names_flag(word: str) -> bool:
+    """Whether a word that no flag took is a flag itself, and not the value of one, such as -1."""
+    return word.startswith("-") and not word[1:2].isdigit()
+
+
 def _unknown(flag: str) -> str:
     name = flag.partition("=")[0]
+    known_upstream = refusal(name)
+    if known_upstream is not None:
+        return known_upstream
     near = difflib.get_close_matches(name, [known.name for known in _known()], n=1, cutoff=SIMILAR)
     hint = f"; did you mean {near[0]}?" if near else "; --help lists all flags"
     return f"unknown flag {name}{hint}"

@@ -9,8 +9,9 @@ answered, and how, stands in the tables below and nowhere else:
     TENSOR_ANSWERS   methods of `torch.Tensor`
     TORCH_ANSWERS    `torch.compile` (needs a C++ compiler, and its import alone costs a second) and the barrier
 
-`install_core()`, called once megatron.core is imported, replaces the two functions there that read CUDA's random state
-through the C++ binding. With a GPU present both do nothing.
+`install_core()`, called once megatron.core is imported, replaces the functions there that read CUDA's random state
+through the C++ binding, and the one that brings numbers of tokens to the host only where they are on a GPU. With a GPU
+present both do nothing, but for one name that megatron-core 0.16 needs with and without one.
 
 Why functions and not a TorchFunctionMode: the mode is local to a thread, taxes every operation and is not seen by
 backward. Traps: each replaced function must be an object of its own, or `torch._dynamo` refuses to import ("duplicate
@@ -115,12 +116,28 @@ def install() -> None:
 
 def install_core() -> None:
     """Answer what megatron.core asks by other ways than `torch.cuda`; call after it is imported, again is harmless."""
+    _let_routers_do_without_transformer_engine()
     if torch.cuda.is_available():
         return
     from megatron.core.tensor_parallel import random
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
     random._get_cuda_rng_state = _get_random_state
     random._set_cuda_rng_state = _set_random_state
+    moe_utils.maybe_move_tensor_to_cpu = token_dispatcher.maybe_move_tensor_to_cpu = _on_host
+
+
+def _let_routers_do_without_transformer_engine() -> None:
+    """Give the name that megatron-core 0.16's router asks for, and that is only there with TransformerEngine."""
+    from megatron.core.transformer.moe import moe_utils
+
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None
+
+
+def _on_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    """Megatron-core's `maybe_move_tensor_to_cpu` of a tensor that is on the CPU: numpy where that was asked for."""
+    return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
 
 def _as_cpu(device: Any) -> Any:

@@ -13,7 +13,8 @@ import torch
 
 from megatron.core.distributed import DistributedDataParallel
 from megatron.quantscope.capture import CaptureSession
-from megatron.training.batches import MicroBatch
+from megatron.training.data.batches import MicroBatch
+from megatron.training.reporting.timing import untimed
 from megatron.training.steps import ForwardStep, run_micro_batches
 
 
@@ -27,7 +28,7 @@ def evaluate(
     for chunk in model:
         chunk.eval()
     kept = session.suspended() if session is not None else contextlib.nullcontext()
-    with torch.no_grad(), kept:
+    with torch.no_grad(), kept, untimed(model[0].config):
         losses = [
             run_micro_batches(args, model, data, ForwardStep(), forward_only=True) for _ in range(args.eval_iters)
         ]

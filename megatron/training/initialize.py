@@ -49,7 +49,9 @@ def initialize(args: argparse.Namespace) -> None:
     """
     for message in KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
-    logging.getLogger("megatron.core").setLevel(logging.ERROR)
+    logging.getLogger("megatron.core").setLevel(logging.ERROR if args.logging_level is None else args.logging_level)
+    if args.logging_level is not None:
+        logging.basicConfig(level=args.logging_level)
     if args.tensor_model_parallel_size > 1:
         # Upstream's kernels overlap as meant only if the GPU takes them in the order they were launched in.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
@@ -61,7 +63,10 @@ def initialize(args: argparse.Namespace) -> None:
     parallel_state.initialize_model_parallel(
         args.tensor_model_parallel_size,
         args.pipeline_model_parallel_size,
+        args.virtual_pipeline_model_parallel_size,
         context_parallel_size=args.context_parallel_size,
+        expert_model_parallel_size=args.expert_model_parallel_size,
+        expert_tensor_parallel_size=args.expert_tensor_parallel_size,
         distributed_timeout_minutes=args.distributed_timeout_minutes,
     )
     _seed(args)
@@ -84,6 +89,12 @@ def _join_process_group(args: argparse.Namespace) -> None:
     backend = args.distributed_backend or ("nccl" if torch.cuda.is_available() else "gloo")
     if args.world_size > 1 and "MASTER_ADDR" not in os.environ:
         raise UsageError(f"WORLD_SIZE is {args.world_size} and MASTER_ADDR is not set; start the ranks with torchrun")
+    if backend == "gloo" and _gathers_unevenly(args):
+        raise UsageError(
+            "--moe-token-dispatcher-type alltoall with --expert-tensor-parallel-size "
+            f"{args.expert_tensor_parallel_size} gathers as many rows as each rank happens to have, which gloo can "
+            "not; give allgather"
+        )
     rendezvous = {"store": dist.HashStore()} if args.world_size == 1 else {}
     dist.init_process_group(
         backend,
@@ -92,6 +103,12 @@ def _join_process_group(args: argparse.Namespace) -> None:
         timeout=datetime.timedelta(minutes=args.distributed_timeout_minutes),
         **rendezvous,
     )
+
+
+def _gathers_unevenly(args: argparse.Namespace) -> bool:
+    """Whether ranks that share an expert have different numbers of its tokens."""
+    split = args.num_experts is not None and args.expert_tensor_parallel_size > 1
+    return split and args.moe_token_dispatcher_type == "alltoall" and not args.moe_pad_expert_input_to_capacity
 
 
 def _seed(args: argparse.Namespace) -> None:

@@ -1,7 +1,7 @@
 """The loop over iterations, and the ways it ends.
 
-Training ends after --train-iters or --train-samples, when the capture has what it was asked for, at --exit-interval or
-after --exit-duration-in-mins. All ranks decide alike, from values they share.
+Training ends after --train-iters or --train-samples, when the capture has what it was asked for, at --exit-interval,
+after --exit-duration-in-mins, or on a signal (`exit_signal`). All ranks decide alike, from values they share.
 """
 
 from __future__ import annotations
@@ -18,13 +18,17 @@ import torch.distributed as dist
 
 from megatron.core.num_microbatches_calculator import get_current_global_batch_size, update_num_microbatches
 from megatron.quantscope.capture import CaptureError, CaptureSession
-from megatron.training.batches import MicroBatch, micro_batches
-from megatron.training.checkpointing import TrainingState, save_checkpoint
+from megatron.training.checkpoint.checkpoint_writer import CheckpointWriter
+from megatron.training.checkpoint.checkpointing import TrainingState, save_checkpoint
 from megatron.training.console import print_rank_0
-from megatron.training.datasets import Datasets
+from megatron.training.data.batches import MicroBatch, micro_batches
+from megatron.training.data.datasets import Datasets
 from megatron.training.evaluation import evaluate
+from megatron.training.exit_signal import ExitSignal
 from megatron.training.failure import TrainingError
-from megatron.training.progress import ProgressLog, Report
+from megatron.training.reporting.params_norm import params_norm, require_equal_replicas
+from megatron.training.reporting.profile import profiling
+from megatron.training.reporting.progress import ProgressLog, Report
 from megatron.training.steps import LOSS, ForwardStep, Step, train_step
 
 MINUTE_S = 60.0
@@ -40,6 +44,8 @@ class Run:
         datasets: What is read.
         session: What keeps tensors; None: nothing does.
         log: Where the numbers of each iteration go.
+        writer: What writes checkpoints.
+        exit_signal: What asks training to end.
         start: When the process began to work, in seconds of the monotonic clock.
     """
 
@@ -48,6 +54,8 @@ class Run:
     datasets: Datasets
     session: CaptureSession | None
     log: ProgressLog
+    writer: CheckpointWriter
+    exit_signal: ExitSignal
     start: float
 
 
@@ -58,7 +66,7 @@ def train(run: Run) -> bool:
         True when all iterations are done, False when the run ends before.
 
     Raises:
-        TrainingError: when loss or gradients are not finite, and that is checked.
+        TrainingError: when loss or gradients are not finite, and that is checked, or a checkpoint can not be written.
     """
     args, progress = run.args, run.state.progress
     if _complete(run):
@@ -68,18 +76,25 @@ def train(run: Run) -> bool:
     validation = micro_batches(args, run.datasets.valid, consumed=progress.consumed_valid_samples)
     forward = ForwardStep(run.session)
     reason = None
-    with _garbage_collected_by_hand(args):
+    with _garbage_collected_by_hand(args), profiling(args) as profiler:
         while reason is None:
+            profiler.begin()
             step, report = iterate(run, data, forward)
+            profiler.end()
             reason = _why_it_ends(run)
             run.log.add(report, last=reason is not None or not step.finite)
             _require_finite(step, report)
             if run.datasets.valid is not None and _due(progress.iteration, args.eval_interval):
                 _validate(run, validation)
+            run.writer.poll()
             if args.save and (reason is not None or _due(progress.iteration, args.save_interval)):
-                save_checkpoint(args, run.state)
+                save_checkpoint(args, run.state, run.writer)
+                run.log.note("Saved checkpoint", progress.iteration)
+            if _due(progress.iteration, args.check_weight_hash_across_dp_replicas_interval):
+                require_equal_replicas(run.state.model, progress.iteration)
             if args.manual_gc and _due(progress.iteration, args.manual_gc_interval):
                 gc.collect()
+    run.writer.finish()
     print_rank_0(f"training ends after iteration {progress.iteration}: {reason}")
     return _complete(run)
 
@@ -120,6 +135,7 @@ def iterate(run: Run, data: Iterator[MicroBatch], forward: ForwardStep) -> tuple
         grad_norm=step.grad_norm,
         zeros=step.zeros,
         skipped=step.finite and not step.updated,
+        params_norm=params_norm(state.model) if args.log_params_norm else None,
     )
     return step, report
 
@@ -164,6 +180,8 @@ def _why_it_ends(run: Run) -> str | None:
         return f"--exit-interval {args.exit_interval}"
     if args.exit_duration_in_mins and _longest(time.monotonic() - run.start) > args.exit_duration_in_mins * MINUTE_S:
         return f"--exit-duration-in-mins {args.exit_duration_in_mins:g}"
+    if run.exit_signal.received():
+        return f"{run.exit_signal.name} (--exit-signal-handler)"
     return None
 
 
@@ -186,9 +204,14 @@ def _longest(seconds: float) -> float:
 
 
 def _validate(run: Run, data: Iterator[MicroBatch]) -> None:
+    by_hand = run.args.manual_gc and run.args.manual_gc_eval
+    if by_hand:
+        gc.collect()
     loss = evaluate(run.args, run.state.model, data, run.session)
-    run.state.progress.consumed_valid_samples += run.args.eval_iters * get_current_global_batch_size()
+    run.state.progress.consumed_valid_samples += run.args.eval_iters * run.args.global_batch_size
     run.log.add_evaluation("validation", run.state.progress.iteration, loss)
+    if by_hand:
+        gc.collect()
 
 
 @contextlib.contextmanager

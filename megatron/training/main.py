@@ -71,8 +71,13 @@ def _import_core() -> None:
 def _complain(error: Exception, *, everywhere: bool) -> None:
     """One line on stderr; what every rank finds out alike is said by the first."""
     rank, world_size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
-    if not everywhere and rank != "0":
+    if not everywhere and _follows(rank, world_size):
         return
     where = f" (rank {rank})" if everywhere and world_size != "1" else ""
     for line in str(error).splitlines():
         print(f"{PROGRAM}: error{where}: {line}", file=sys.stderr, flush=True)
+
+
+def _follows(rank: str, world_size: str) -> bool:
+    """Whether another rank is the first; where the environment makes no sense, no rank is."""
+    return rank.isdigit() and world_size.isdigit() and 0 < int(rank) < int(world_size)

@@ -12,14 +12,22 @@ from torch.nn import functional
 from megatron.core import parallel_state
 from megatron.core.activations import squared_relu
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.fp8_utils import correct_amax_history_if_needed
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel import layers
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 from megatron.training.layer_spec import block_spec
+from megatron.training.te_layer_spec import engine_fields
 
 # Field of TransformerConfig <- flag destination, where the names differ.
-_FIELDS = {"layernorm_epsilon": "norm_epsilon", "gated_linear_unit": "swiglu"}
+_FIELDS = {
+    "layernorm_epsilon": "norm_epsilon",
+    "gated_linear_unit": "swiglu",
+    "num_moe_experts": "num_experts",
+    "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers",
+    "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers",
+}
 # fmt: off
 _SAME_NAME = (
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels",
@@ -28,6 +36,13 @@ _SAME_NAME = (
     "calculate_per_token_loss", "sequence_parallel", "bf16", "fp16", "tensor_model_parallel_size",
     "pipeline_model_parallel_size", "context_parallel_size", "cross_entropy_loss_fusion", "cross_entropy_fusion_impl",
     "deterministic_mode", "recompute_granularity", "recompute_method", "recompute_num_layers",
+    "virtual_pipeline_model_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size",
+    "moe_layer_freq", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size", "moe_router_topk",
+    "moe_router_score_function", "moe_router_pre_softmax", "moe_router_topk_scaling_factor", "moe_router_num_groups",
+    "moe_router_group_topk", "moe_router_dtype", "moe_router_enable_expert_bias", "moe_router_bias_update_rate",
+    "moe_router_load_balancing_type", "moe_aux_loss_coeff", "moe_z_loss_coeff", "moe_input_jitter_eps",
+    "moe_token_dispatcher_type", "moe_expert_capacity_factor", "moe_pad_expert_input_to_capacity",
+    "moe_token_drop_policy",
 )
 # fmt: on
 _PARTITION_DIM = {layers.VocabParallelEmbedding: 0, layers.ColumnParallelLinear: 0, layers.RowParallelLinear: 1}
@@ -38,14 +53,19 @@ def model_config(args: argparse.Namespace) -> TransformerConfig:
     on_gpu = torch.cuda.is_available()
     same_name = {name: getattr(args, name) for name in _SAME_NAME}
     renamed = {field: getattr(args, name) for field, name in _FIELDS.items()}
+    interleaved = args.virtual_pipeline_model_parallel_size is not None
+    overlap_p2p = interleaved and args.overlap_p2p_comm  # which the plain schedule does not have
     return TransformerConfig(
         **same_name,
         **renamed,
         **_fusions(args, on_gpu),
+        **engine_fields(args),
         activation_func=_activation(args),
         init_method=_normal(args.init_method_std),
         params_dtype=compute_dtype(args),
         pipeline_dtype=compute_dtype(args),
+        overlap_p2p_comm=overlap_p2p,
+        batch_p2p_comm=not overlap_p2p,
         use_cpu_initialization=args.use_cpu_initialization or not on_gpu,
         perform_initialization=not getattr(args, "weights_are_loaded", False),
         persist_layer_norm=False,
@@ -100,9 +120,17 @@ def _mark_partitions(model: torch.nn.Module) -> None:
 
 
 def build_bare_chunks(args: argparse.Namespace) -> list[GPTModel]:
-    """The model chunks of this rank, one without an interleaved schedule."""
-    first, last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
-    return [build_model(args, pre_process=first, post_process=last)]
+    """The model chunks of this rank, in their order from input to output; one without an interleaved schedule."""
+    numbers: list[int | None] = list(range(args.virtual_pipeline_model_parallel_size or 0)) or [None]
+    return [
+        build_model(
+            args,
+            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=number),
+            post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=number),
+            vp_stage=number,
+        )
+        for number in numbers
+    ]
 
 
 def wrap_for_training(args: argparse.Namespace, chunks: list[GPTModel]) -> list[DistributedDataParallel]:
@@ -112,9 +140,11 @@ def wrap_for_training(args: argparse.Namespace, chunks: list[GPTModel]) -> list[
         overlap_grad_reduce=args.overlap_grad_reduce,
         overlap_param_gather=args.overlap_param_gather,
         use_distributed_optimizer=args.use_distributed_optimizer,
+        fp8_param_gather=args.fp8_param_gather,
     )
     half = args.bf16 or args.fp16
     wrapped = [Float16Module(chunk.config, chunk) if half else chunk for chunk in chunks]
+    correct_amax_history_if_needed(wrapped)  # of FP8 weights, which the cast to half counts as new ones
     model = [
         DistributedDataParallel(chunk.config, config, chunk, disable_bucketing=number > 0)
         for number, chunk in enumerate(wrapped)

@@ -12,6 +12,7 @@ from dataclasses import fields
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.training.checkpoint.optimizer_state import prepare
 from megatron.training.failure import UsageError
 from megatron.training.model import compute_dtype
 
@@ -22,7 +23,9 @@ def build_optimizer(args: argparse.Namespace, model: list[DistributedDataParalle
     config = OptimizerConfig(
         **{name: value for name, value in vars(args).items() if name in names}, params_dtype=compute_dtype(args)
     )
-    return get_megatron_optimizer(config, model)
+    optimizer = get_megatron_optimizer(config, model)
+    prepare(optimizer)
+    return optimizer
 
 
 def build_scheduler(args: argparse.Namespace, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,7 +19,8 @@ from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.quantscope.capture import CaptureSession
-from megatron.training.batches import MicroBatch
+from megatron.training.data.batches import MicroBatch
+from megatron.training.reporting.timing import OPTIMIZER, timed
 
 LOSS = "lm loss"
 
@@ -154,7 +156,8 @@ def train_step(
         torch.cuda.empty_cache()
     if args.check_for_nan_in_loss_and_grad and not args.fp16 and not _all_finite(loss, model):
         return Step(loss=loss, grad_norm=None, zeros=None, updated=False, finite=False)
-    updated, grad_norm, zeros = optimizer.step()
+    with timed(model[0].config, OPTIMIZER):
+        updated, grad_norm, zeros = optimizer.step()
     if args.empty_unused_memory_level >= 2:
         torch.cuda.empty_cache()
     return Step(
@@ -176,21 +179,35 @@ def run_micro_batches(
 ) -> float:
     """Run megatron-core's schedule over the micro-batches of one iteration.
 
+    An evaluation (`forward_only`) reads whole batches, also while --rampup-batch-size still makes those of training
+    smaller, as in Megatron-LM.
+
     Returns:
         The mean loss of their tokens, over all data and context parallel ranks, on every rank.
     """
     forward.begin_iteration()
+    whole = args.global_batch_size // (args.micro_batch_size * args.data_parallel_size)
+    micro_batches = whole if forward_only else get_num_microbatches()
     reported = get_forward_backward_func()(
         forward_step_func=forward,
-        data_iterator=data,
+        data_iterator=_for_each_chunk(data, len(model), micro_batches),
         model=model,
-        num_microbatches=get_num_microbatches(),
+        num_microbatches=micro_batches,
         seq_length=args.seq_length,
         micro_batch_size=args.micro_batch_size,
         decoder_seq_length=args.seq_length,
         forward_only=forward_only,
     )
     return _mean_loss(reported)
+
+
+def _for_each_chunk(
+    data: Iterator[MicroBatch], chunks: int, micro_batches: int
+) -> Iterator[MicroBatch] | list[Iterator[MicroBatch]]:
+    """The coming iteration's micro-batches; of several model chunks each reads all of them, at its own pace."""
+    if chunks == 1:
+        return data
+    return list(itertools.tee(itertools.islice(data, micro_batches), chunks))
 
 
 def _mean_loss(reported: list[dict[str, torch.Tensor]]) -> float:
@@ -206,7 +223,8 @@ def _mean_loss(reported: list[dict[str, torch.Tensor]]) -> float:
 
 def _all_finite(loss: float, model: list[DistributedDataParallel]) -> bool:
     """Whether the loss and every gradient, on every rank, are numbers."""
-    sums = [buffer.grad_data.sum(dtype=torch.float32) for chunk in model for buffer in chunk.buffers]
+    buffers = [buffer for chunk in model for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
+    sums = [buffer.grad_data.sum(dtype=torch.float32) for buffer in buffers]
     finite = torch.stack([torch.tensor(loss, device=torch.cuda.current_device()), *sums]).isfinite().all().int()
     dist.all_reduce(finite, op=dist.ReduceOp.MIN)
     return bool(finite)

@@ -7,22 +7,27 @@ import contextlib
 import time
 from dataclasses import replace
 
-from megatron.training import checkpointing
-from megatron.training.batches import micro_batches
 from megatron.training.capture import attach, close_capture, print_recipe, rehearses, settle
-from megatron.training.checkpointing import Progress, TrainingState
+from megatron.training.checkpoint import checkpointing
+from megatron.training.checkpoint.checkpoint_writer import CheckpointWriter
+from megatron.training.checkpoint.checkpointing import Progress, TrainingState
 from megatron.training.console import print_rank_0
-from megatron.training.datasets import build_datasets
-from megatron.training.dry_run import dry_run
+from megatron.training.data.batches import micro_batches
+from megatron.training.data.datasets import build_datasets
+from megatron.training.data.tokenizer import build_tokenizer
 from megatron.training.evaluation import evaluate
+from megatron.training.exit_signal import ExitSignal
 from megatron.training.initialize import finalize, initialize
-from megatron.training.interference import check_interference
 from megatron.training.loop import Run, train
 from megatron.training.model import build_bare_chunks, wrap_for_training
 from megatron.training.optimizer import build_optimizer, build_scheduler
-from megatron.training.progress import ProgressLog
+from megatron.training.rehearsal.dry_run import dry_run
+from megatron.training.rehearsal.interference import check_interference
+from megatron.training.reporting.progress import ProgressLog
+from megatron.training.reporting.tensor_board import show_tensors
+from megatron.training.reporting.timing import attach_timers
 from megatron.training.steps import connect
-from megatron.training.tokenizer import build_tokenizer
+from megatron.training.te_layer_spec import require_engine
 from megatron.training.validation import loads_weights
 
 
@@ -34,6 +39,7 @@ def pretrain(args: argparse.Namespace) -> None:
         TrainingError: when the run can not go on, or a rehearsal ends badly.
     """
     with contextlib.ExitStack() as at_the_end:
+        require_engine(args)
         at_the_end.callback(finalize)
         start = time.monotonic()
         initialize(args)
@@ -54,6 +60,7 @@ def build(args: argparse.Namespace, at_the_end: contextlib.ExitStack, start: flo
         args.tensorboard_dir = None
     elif args.save:
         checkpointing.prepare_save(args)
+    exit_signal = at_the_end.enter_context(ExitSignal.of(args))  # before the capture, which then leaves it to this
     log = ProgressLog(args)
     at_the_end.callback(log.close)
     datasets = build_datasets(args, tokenizer)
@@ -65,13 +72,24 @@ def build(args: argparse.Namespace, at_the_end: contextlib.ExitStack, start: flo
     if args.weights_are_loaded:
         checkpointing.load_checkpoint(args, state)
     connect(args, model, optimizer)
-    print_recipe(recipe, args.num_layers)
+    log.timers = attach_timers(args, model, optimizer)
+    print_recipe(recipe, model, args.num_layers)
     enabled = capture.enabled and not args.tensor_check_interference  # which attaches it when its turn has come
     session = attach(args, model, recipe, replace(capture, enabled=enabled))
     if session is not None:
+        show_tensors(args, session, at_the_end)
         at_the_end.callback(close_capture, session)
     print_rank_0(f"ready after {time.monotonic() - start:.1f} s")
-    return Run(args, state, datasets, session, log, start)
+    return Run(
+        args=args,
+        state=state,
+        datasets=datasets,
+        session=session,
+        log=log,
+        writer=CheckpointWriter.of(args),
+        exit_signal=exit_signal,
+        start=start,
+    )
 
 
 def _evaluate_at_the_end(run: Run) -> None:

@@ -10,22 +10,28 @@ import argparse
 import os
 from pathlib import Path
 
-from megatron.training import checkpoint_directory
-from megatron.training.architecture import architecture_of, require_same_architecture
+from megatron.training.checkpoint import checkpoint_directory
+from megatron.training.checkpoint.architecture import architecture_of, require_same_architecture
 from megatron.training.checks import (
+    CHECKPOINT_CHECKS,
     DATA_CHECKS,
+    EXPERT_CHECKS,
     KERNEL_CHECKS,
     MODEL_CHECKS,
     PARALLELISM_CHECKS,
+    QUANTIZED_KERNEL_CHECKS,
+    REPORTING_CHECKS,
     SCHEDULE_CHECKS,
     check,
 )
+from megatron.training.checks.quantization import check_quantization
+from megatron.training.data.data_lists import apply_data_lists
 from megatron.training.failure import UsageError
+from megatron.training.layout import complete_layout
 
 DEFAULT_SPLIT = "969,30,1"
 SWIGLU_WIDTH = 8 / 3  # of the hidden size: as many parameters in three matrices as 4 x has in two
 SWIGLU_MULTIPLE = 64
-_LAUNCHER = (("RANK", "0"), ("WORLD_SIZE", "1"))
 
 
 def validate(args: argparse.Namespace) -> argparse.Namespace:
@@ -34,18 +40,37 @@ def validate(args: argparse.Namespace) -> argparse.Namespace:
     Raises:
         UsageError: with the first line of the tables above that holds, or a path that is not there.
     """
-    args.rank, args.world_size = (int(os.environ.get(name, default)) for name, default in _LAUNCHER)
+    args.rank, args.world_size = _place_among_ranks()
     complete_model(args)
     args.seq_length = args.seq_length or args.max_position_embeddings
-    check(args, PARALLELISM_CHECKS + KERNEL_CHECKS)
+    check(args, PARALLELISM_CHECKS + EXPERT_CHECKS + KERNEL_CHECKS)
     _complete_batch(args)
-    check(args, SCHEDULE_CHECKS + DATA_CHECKS)
+    apply_data_lists(args)
+    check(args, SCHEDULE_CHECKS + DATA_CHECKS + REPORTING_CHECKS + CHECKPOINT_CHECKS)
+    check_quantization(args)
+    check(args, QUANTIZED_KERNEL_CHECKS)
     if args.train_samples:
         args.train_iters = iterations_for(args)
     if args.data_path and args.split is None:
         args.split = DEFAULT_SPLIT
     _check_paths(args)
     return args
+
+
+def _place_among_ranks() -> tuple[int, int]:
+    """Number of this rank, and of all ranks, as the launcher says; a single one without launcher.
+
+    Raises:
+        UsageError: when what the environment says makes no sense.
+    """
+    given = {name: os.environ.get(name, default) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"))}
+    for name, value in given.items():
+        if not (value.isascii() and value.isdigit()):
+            raise UsageError(f"the environment's {name} is {value!r}, not a number; torchrun sets it, or unset it")
+    rank, ranks = int(given["RANK"]), int(given["WORLD_SIZE"])
+    if not 0 <= rank < ranks:
+        raise UsageError(f"the environment's RANK is {rank}, and WORLD_SIZE {ranks}; torchrun sets both, or unset them")
+    return rank, ranks
 
 
 def complete_model(args: argparse.Namespace) -> argparse.Namespace:
@@ -64,6 +89,7 @@ def complete_model(args: argparse.Namespace) -> argparse.Namespace:
         args.ffn_hidden_size = (
             int(width / SWIGLU_MULTIPLE) * SWIGLU_MULTIPLE or SWIGLU_MULTIPLE if args.swiglu else 4 * args.hidden_size
         )
+    complete_layout(args)
     args.max_position_embeddings = args.max_position_embeddings or args.seq_length
     if args.tensor_model_parallel_size == 1:
         args.sequence_parallel = False  # as Megatron-LM: there is nothing to split
@@ -117,14 +143,9 @@ def _check_paths(args: argparse.Namespace) -> None:
 
 
 def _check_checkpoint(args: argparse.Namespace, directory: Path) -> None:
-    checkpoint = checkpoint_directory.latest(directory)
+    checkpoint = checkpoint_directory.chosen(directory, args.ckpt_step)
     if checkpoint is None:
         raise UsageError(f"--load: no checkpoint in {directory} ({checkpoint_directory.LATEST} is missing)")
-    weights_only = checkpoint.release or args.finetune or args.no_load_optim
-    if args.use_distributed_optimizer and not weights_only:
-        raise UsageError(
-            "--load with --use-distributed-optimizer does not resume exactly yet; give --no-load-optim or --finetune"
-        )
     require_same_architecture(architecture_of(args), directory, "--use-checkpoint-args takes its model flags")
 
 

@@ -1,33 +1,26 @@
 """Plain-text documents out of what texts come in: a Wikipedia dump, JSON lines, or plain text files.
 
-A dump (.xml, .xml.bz2) is read page by page, so memory does not grow with it: articles only (namespace 0, no
-redirects), in the order of the dump, their wikitext reduced to plain text by mwparserfromhell in worker processes.
-JSON lines (.jsonl, .json) hold one document a line. Any other file (.txt, ...) is one document, and each of the three
-may be packed with bzip2 or gzip.
+Of a dump come the articles (namespace 0, no redirects), in its order, their wikitext reduced to plain text by
+mwparserfromhell. JSON lines hold one document a line. Any other file is one document. How files are cut, and how they
+may be packed, stands in script/data/pieces.py.
 """
 
 from __future__ import annotations
 
 import bz2
-import gzip
 import json
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import islice
-from multiprocessing import get_context
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from xml.etree import ElementTree
 
 from script.data.command_line import InputError
+from script.data.pieces import LINES, PAGE_BEGIN, PAGE_END, TEXT, XML, Cursor, Piece, kind_of, read_pieces
 
 DEFAULT_TEXT_KEY = "text"
 TITLE_KEY = "title"
-PAGES_PER_BATCH = 256  # what is held in memory at a time
-PAGES_PER_TASK = 4
-
-_OPENERS: dict[str, Callable[[Path, str], IO[bytes]]] = {".bz2": bz2.open, ".gz": gzip.open}  # type: ignore[dict-item]
 
 
 @dataclass(frozen=True)
@@ -42,36 +35,59 @@ class Article:
         return json.dumps(asdict(self), ensure_ascii=False) + "\n"
 
 
-def read_articles(path: Path, *, text_key: str = DEFAULT_TEXT_KEY, workers: int = 1) -> Iterator[Article]:
+def read_articles(path: Path, *, text_key: str = DEFAULT_TEXT_KEY) -> Iterator[Article]:
     """Yield the documents of a file, those without text left out.
 
     Args:
         path: the file; its name says what it holds, as this module's text tells.
         text_key: the key of the text in JSON lines.
-        workers: processes that turn wikitext into plain text; what comes out does not depend on it.
 
     Raises:
         InputError: the file is not what its name says.
     """
-    opener = _OPENERS.get(path.suffix, Path.open)
-    suffix = Path(path.stem).suffix if path.suffix in _OPENERS else path.suffix
+    for piece in pieces_of(path):
+        yield from articles_of(piece, text_key=text_key)
+
+
+def pieces_of(path: Path, start: Cursor | None = None) -> Iterator[Piece]:
+    """`read_pieces`, whose errors name the file.
+
+    Raises:
+        InputError: the file can not be read or unpacked.
+    """
+    with _naming(path):
+        yield from read_pieces(path, start)
+
+
+def articles_of(piece: Piece, *, text_key: str = DEFAULT_TEXT_KEY) -> Iterator[Article]:
+    """Yield the documents of a piece, those without text left out.
+
+    Raises:
+        InputError: the piece is not what its file's name says.
+    """
+    with _naming(piece.path):
+        content = bz2.decompress(piece.content) if piece.packed else piece.content
+        articles = _READERS[piece.kind](content, piece.line, text_key)
+        yield from (article for article in articles if article.text.strip())
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Turn what reading raises into one line that names the file."""
     try:
-        with opener(path, "rb") as file:
-            if suffix == ".xml":
-                articles = _from_dump(file, workers)
-            elif suffix in (".jsonl", ".json"):
-                articles = _from_json_lines(file, text_key)
-            else:
-                articles = iter([Article("", file.read().decode("utf-8"))])
-            yield from (article for article in articles if article.text.strip())
+        yield
     except (UnicodeDecodeError, ElementTree.ParseError, EOFError, ValueError) as error:
-        raise InputError(f"{path}: can not be read as {suffix or 'text'}: {error}") from error
+        raise InputError(f"{path}: can not be read as {_name_of_kind(path)}: {error}") from error
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error
 
 
-def _from_json_lines(file: Iterable[bytes], text_key: str) -> Iterator[Article]:
-    for number, line in enumerate(file, start=1):
+def _name_of_kind(path: Path) -> str:
+    return "plain text" if kind_of(path) == TEXT else kind_of(path)
+
+
+def _from_lines(content: bytes, lines_before: int, text_key: str) -> Iterator[Article]:
+    for number, line in enumerate(content.split(b"\n"), start=lines_before + 1):
         if not line.strip():
             continue
         try:
@@ -84,29 +100,25 @@ def _from_json_lines(file: Iterable[bytes], text_key: str) -> Iterator[Article]:
         yield Article(str(document.get(TITLE_KEY, "")), text)
 
 
-def _from_dump(file: IO[bytes], workers: int) -> Iterator[Article]:
-    pages = _pages(file)
-    if workers == 1:
-        yield from (Article(title, plain_text(wikitext)) for title, wikitext in pages)
+def _from_pages(content: bytes, lines_before: int, text_key: str) -> Iterator[Article]:
+    begin, end = content.find(PAGE_BEGIN), content.rfind(PAGE_END)
+    if begin < 0:  # what stands around the pages of a multistream dump
         return
-    # spawn: forking a process that already runs threads (torch, tokenizers) may deadlock
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        while batch := list(islice(pages, PAGES_PER_BATCH)):
-            titles, wikitexts = zip(*batch, strict=True)
-            texts = pool.map(plain_text, wikitexts, chunksize=PAGES_PER_TASK)
-            yield from map(Article, titles, texts)
+    pages = ElementTree.fromstring(b"<pages>" + content[begin : end + len(PAGE_END)] + b"</pages>")
+    for page in pages:
+        if page.findtext("ns") == "0" and page.find("redirect") is None:
+            yield Article(page.findtext("title", ""), plain_text(page.findtext("revision/text", "")))
 
 
-def _pages(file: IO[bytes]) -> Iterator[tuple[str, str]]:
-    """Yield title and wikitext of every article of a MediaWiki export."""
-    events = ElementTree.iterparse(file, events=("start", "end"))
-    _, root = next(events)
-    for event, element in events:
-        if event == "start" or not element.tag.endswith("}page"):
-            continue
-        if element.findtext("{*}ns") == "0" and element.find("{*}redirect") is None:
-            yield element.findtext("{*}title", ""), element.findtext("{*}revision/{*}text", "")
-        root.clear()  # else every page read stays in memory as a child of the root
+def _from_text(content: bytes, lines_before: int, text_key: str) -> Iterator[Article]:
+    yield Article("", content.decode("utf-8"))
+
+
+_READERS: dict[str, Callable[[bytes, int, str], Iterator[Article]]] = {
+    XML: _from_pages,
+    LINES: _from_lines,
+    TEXT: _from_text,
+}
 
 
 def plain_text(wikitext: str) -> str:

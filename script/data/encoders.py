@@ -1,31 +1,45 @@
-"""Text to token ids, by whichever tokenizer a path names.
+"""Text to token ids, by whichever tokenizer a path or a word names.
 
-| path | tokenizer |
-|---|---|
-| tokenizer.json, or a directory that holds one | library tokenizers |
-| MODEL.gguf | the BPE inside the file (script/model/gguf_tokenizer.py) |
-| any other file | sentencepiece |
-| the word `bytes` | UTF-8 bytes 0..255, end of document 256: the ids of Megatron's NullTokenizer with vocabulary 256 |
+| name | tokenizer | the trainer's --tokenizer-type |
+|---|---|---|
+| tokenizer.json, or a directory that holds one | library tokenizers | HuggingFaceTokenizer |
+| MODEL.gguf | the BPE inside the file (script/model/gguf_tokenizer.py) | HuggingFaceTokenizer, of the imported model |
+| NAME.tiktoken, or Megatron's JSON list of tokens | library tiktoken | TikTokenizer |
+| any other file | sentencepiece | SentencePieceTokenizer, Llama2Tokenizer |
+| `byte-level` | UTF-8 bytes 0..255, end of document 0 | ByteLevelTokenizer |
+| `null` | the text is numbers: the ids themselves | NullTokenizer |
+| `bytes` | UTF-8 bytes 0..255, end of document 256 | NullTokenizer with --vocab-size 256 |
 
-Text is text: what looks like a special token in it ("<|endoftext|>") is encoded as the characters it is, so no document
-can smuggle in an end of document. A model's end of document is not its end of a chat turn: the names of the former
-are tried first, and only then what the tokenizer's configuration calls its end of sequence.
+The ids are those of the trainer's tokenizer (megatron/training/data/tokenizer.py). Text is text: what looks like a
+special token in it ("<|endoftext|>") is encoded as the characters it is, so no document can smuggle in an end of
+document. A model's end of document is not its end of a chat turn: the names of the former are tried first, and only
+then what the tokenizer's configuration calls its end of sequence.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from megatron.training.tokenizer import CONFIG_FILE, END_OF_DOCUMENT_NAMES, TOKENIZER_FILE
+from megatron.training.data.text_tokenizers import (
+    TIKTOKEN_SPECIAL_TOKENS,
+    ByteLevelTokenizer,
+    NullTokenizer,
+    SentencePieceTokenizer,
+    TextTokenizer,
+    TikTokenizer,
+)
+from megatron.training.data.tokenizer import CONFIG_FILE, END_OF_DOCUMENT_NAMES, TOKENIZER_FILE
 from script.data.command_line import InputError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-BYTES = "bytes"
+BYTES, BYTE_LEVEL, NULL = "bytes", "byte-level", "null"
+WORDS = (BYTES, BYTE_LEVEL, NULL)
 
 
 class Encoder(Protocol):
@@ -40,8 +54,36 @@ class Encoder(Protocol):
     eod: int
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, without special tokens."""
+        """Token ids of each text, without special tokens.
+
+        Raises:
+            InputError: a text is none that the tokenizer takes.
+        """
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerChoice:
+    """Which tokenizer, as the command line says.
+
+    Attributes:
+        name: a path or one of WORDS.
+        vocab_size: of `null` the ids that the text may have; of tiktoken all ids.
+        tiktoken_pattern: how tiktoken cuts text, v1 or v2.
+        tiktoken_special_tokens: ids before tiktoken's first.
+    """
+
+    name: str
+    vocab_size: int | None = None
+    tiktoken_pattern: str = "v2"
+    tiktoken_special_tokens: int = TIKTOKEN_SPECIAL_TOKENS
+
+    def files(self) -> list[Path]:
+        """The files that decide its ids."""
+        if self.name in WORDS:
+            return []
+        path = _file_of(self.name)
+        return [file for file in (path, path.with_name(CONFIG_FILE)) if file.is_file()]
 
 
 class BytesEncoder:
@@ -56,7 +98,7 @@ class BytesEncoder:
 
 
 class TokenizersEncoder:
-    """A tokenizer of the library tokenizers, which encodes a batch on all cores."""
+    """A tokenizer of the library tokenizers."""
 
     def __init__(self, tokenizer: Tokenizer, eod: int) -> None:
         tokenizer.encode_special_tokens = True
@@ -70,45 +112,59 @@ class TokenizersEncoder:
         return [encoding.ids for encoding in encodings]
 
 
-class SentencePieceEncoder:
-    """A sentencepiece model file."""
+class TextEncoder:
+    """One of the trainer's own tokenizers."""
 
-    def __init__(self, path: Path) -> None:
-        from sentencepiece import SentencePieceProcessor
-
-        try:
-            self._processor = SentencePieceProcessor(model_file=str(path))
-        except (RuntimeError, OSError) as error:
-            raise InputError(f"{path} is no tokenizer: neither tokenizer.json, .gguf nor sentencepiece") from error
-        self.vocab_size = self._processor.vocab_size()
-        self.eod = self._processor.eos_id()
-        if self.eod < 0:
-            raise InputError(f"{path}: this sentencepiece model has no end-of-sentence token")
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.vocab_size, self.eod = tokenizer.vocab_size, tokenizer.eod
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """See Encoder."""
-        return [list(ids) for ids in self._processor.encode(list(texts))]
+        try:
+            return [self._tokenizer.tokenize(text) for text in texts]
+        except ValueError as error:
+            raise InputError(str(error)) from error
 
 
-def load_encoder(name: str) -> Encoder:
-    """Return the tokenizer that a path (or the word `bytes`) names.
+def load_encoder(name: str | TokenizerChoice) -> Encoder:
+    """Return the tokenizer that is named.
 
     Raises:
         InputError: there is no such file, or no tokenizer in it.
     """
-    if name == BYTES:
-        return BytesEncoder()
-    path = Path(name).expanduser()
-    if path.is_dir():
-        path = path / TOKENIZER_FILE
+    choice = name if isinstance(name, TokenizerChoice) else TokenizerChoice(name=name)
+    if choice.name == NULL and choice.vocab_size is None:
+        raise InputError(f"the tokenizer {NULL} needs --vocab-size: the ids that the text may have")
+    if choice.name in WORDS:
+        return _BY_WORD[choice.name](choice)
+    path = _file_of(choice.name)
     if not path.is_file():
-        raise InputError(f"no such tokenizer: {path}; a tokenizer.json, a .gguf, a sentencepiece model or {BYTES!r}")
-    return _LOADERS.get(path.suffix, SentencePieceEncoder)(path)
+        raise InputError(
+            f"no such tokenizer: {path}; a tokenizer.json, a .gguf, a .tiktoken, a sentencepiece model, or one of "
+            f"{', '.join(WORDS)}"
+        )
+    return _LOADERS.get(path.suffix, _from_sentencepiece)(path, choice)
 
 
-def _from_json(path: Path) -> Encoder:
+_BY_WORD: dict[str, Callable[[TokenizerChoice], Encoder]] = {
+    BYTES: lambda choice: BytesEncoder(),
+    BYTE_LEVEL: lambda choice: TextEncoder(ByteLevelTokenizer()),
+    NULL: lambda choice: TextEncoder(NullTokenizer(choice.vocab_size or 0)),
+}
+
+
+def _file_of(name: str) -> Path:
+    path = Path(name).expanduser()
+    return path / TOKENIZER_FILE if path.is_dir() else path
+
+
+def _from_json(path: Path, choice: TokenizerChoice) -> Encoder:
     from tokenizers import Tokenizer
 
+    with path.open("rb") as file:
+        if file.read(1) == b"[":
+            return _from_tiktoken(path, choice)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
@@ -118,12 +174,32 @@ def _from_json(path: Path) -> Encoder:
     return TokenizersEncoder(tokenizer, end_of_document(tokenizer, eos["content"] if isinstance(eos, dict) else eos))
 
 
-def _from_gguf(path: Path) -> Encoder:
+def _from_gguf(path: Path, choice: TokenizerChoice) -> Encoder:
     from script.model.gguf_checkpoint import GgufCheckpoint
     from script.model.gguf_tokenizer import build_tokenizer
 
     tokenizer, eos = build_tokenizer(GgufCheckpoint(path))
     return TokenizersEncoder(tokenizer, end_of_document(tokenizer, eos))
+
+
+def _from_tiktoken(path: Path, choice: TokenizerChoice) -> Encoder:
+    try:
+        tokenizer = TikTokenizer(
+            path,
+            pattern=choice.tiktoken_pattern,
+            special_tokens=choice.tiktoken_special_tokens,
+            vocab_size=choice.vocab_size,
+        )
+    except ValueError as error:
+        raise InputError(f"{path}: {error}") from error
+    return TextEncoder(tokenizer)
+
+
+def _from_sentencepiece(path: Path, choice: TokenizerChoice) -> Encoder:
+    try:
+        return TextEncoder(SentencePieceTokenizer(path))
+    except ValueError as error:
+        raise InputError(f"{path}: no tokenizer.json, .gguf or .tiktoken by its name, and {error}") from error
 
 
 def end_of_document(tokenizer: Tokenizer, eos: str | None) -> int:
@@ -134,4 +210,8 @@ def end_of_document(tokenizer: Tokenizer, eos: str | None) -> int:
     raise InputError(f"the tokenizer has no end-of-document token; known names: {' '.join(END_OF_DOCUMENT_NAMES)}")
 
 
-_LOADERS: dict[str, Callable[[Path], Encoder]] = {".json": _from_json, ".gguf": _from_gguf}
+_LOADERS: dict[str, Callable[[Path, TokenizerChoice], Encoder]] = {
+    ".json": _from_json,
+    ".gguf": _from_gguf,
+    ".tiktoken": _from_tiktoken,
+}

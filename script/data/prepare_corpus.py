@@ -2,121 +2,182 @@
 
     python -m script.data.prepare_corpus enwiki.xml.bz2 --tokenizer tokenizer.json --output data/wiki
 
-Inputs are Wikipedia dumps, JSON lines or plain text (script/data/articles.py), tokenizers what script/data/encoders.py
-lists. Each document becomes one sequence, ended by the tokenizer's end-of-document token; the files are written by
-megatron-core's IndexedDatasetBuilder. The same input gives the same bytes, whatever the number of workers.
+Inputs are Wikipedia dumps, JSON lines or plain text (script/data/pieces.py), tokenizers what script/data/encoders.py
+lists. Each document becomes one sequence, ended by the tokenizer's end-of-document token. Unpacking aside, all work is
+done by as many processes as there are workers, and the same input gives the same bytes whatever their number. A run
+that was stopped, at whatever moment, goes on when the same command is given again (script/data/staging.py).
 """
 
 from __future__ import annotations
 
+import argparse
+import hashlib
+import json
 import logging
 import os
 import sys
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import chain, islice
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
-from script.data.articles import DEFAULT_TEXT_KEY, Article, read_articles
-from script.data.command_line import InputError, Parser, existing_file, positive_int, run
+from megatron.training.data.text_tokenizers import (
+    DEFAULT_TIKTOKEN_PATTERN,
+    TIKTOKEN_PATTERNS,
+    TIKTOKEN_SPECIAL_TOKENS,
+)
+from script.data.command_line import InputError, Parser, positive_int, run
+from script.data.pieces import PIECE_BYTES, Cursor, Piece
+from script.data.staging import Journal, Staging, is_being_put_in_place, staging
 
 if TYPE_CHECKING:
-    from script.data.encoders import Encoder
+    from script.data.encoding import Recipe
 
 logger = logging.getLogger(__name__)
 
-DOCUMENTS_PER_BATCH = 256  # what is held in memory at a time
-SUFFIXES = (".bin", ".idx")
+RECIPE_VERSION = 1  # raised when the same inputs and options come to give other bytes
+LIBRARIES = ("mwparserfromhell", "sentencepiece", "tiktoken", "tokenizers")  # their versions decide the bytes too
 
 
-@dataclass(frozen=True, kw_only=True)
-class Corpus:
-    """What was written.
-
-    Attributes:
-        documents: how many.
-        tokens: of all documents, their end-of-document tokens included.
-        characters: of the text.
-    """
-
-    documents: int
-    tokens: int
-    characters: int
-
-
-def write_corpus(
-    articles: Iterable[Article], encoder: Encoder, prefix: Path, *, append_eod: bool = True, text: TextIO | None = None
-) -> Corpus:
-    """Write PREFIX.bin and PREFIX.idx, replacing both or neither.
+def prepare(
+    files: Sequence[Path], recipe: Recipe, prefix: Path, *, text: Path | None, limit: int | None, workers: int
+) -> Journal:
+    """Write PREFIX.bin and PREFIX.idx, replacing both or neither, or go on with what an earlier run has written.
 
     Args:
-        articles: the documents.
-        encoder: the tokenizer.
+        files: the inputs, in order.
+        recipe: what decides the tokens of a document.
         prefix: path of the two files without their suffixes; its directory is made if need be.
-        append_eod: end each document with the tokenizer's end-of-document token.
         text: also write the plain text here, as JSON lines.
+        limit: take the first so many documents only.
+        workers: processes.
+
+    Returns:
+        The figures of what was written.
 
     Raises:
-        InputError: there is no text in the articles.
+        InputError: an input can not be used, or there is no text in them.
     """
-    import numpy as np
+    from megatron.training.data.data_files import token_dtype
+    from script.data.encoders import load_encoder
 
-    from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
-
-    ending = [encoder.eod] if append_eod else []
-    documents = tokens = characters = 0
-    with _staged_pair(prefix) as staged:
-        dtype = DType.optimal_dtype(encoder.vocab_size)
-        builder = IndexedDatasetBuilder(f"{staged}.bin", dtype=dtype)
-        remaining = iter(articles)
-        while batch := list(islice(remaining, DOCUMENTS_PER_BATCH)):
-            for article, ids in zip(batch, encoder.encode_batch([a.text for a in batch]), strict=True):
-                builder.add_document(np.array(ids + ending, dtype=dtype), [len(ids) + len(ending)])
-                documents, tokens = documents + 1, tokens + len(ids) + len(ending)
-                characters += len(article.text)
-                if text is not None:
-                    text.write(article.to_json_line())
-        builder.finalize(f"{staged}.idx")
-        if not documents:
+    encoder = load_encoder(recipe.tokenizer)
+    with staging(prefix, text, identity(files, recipe, limit)) as store:
+        if not store.journal.finished:
+            _fill(store, files, recipe, limit, workers)
+        if not store.journal.documents:
             raise InputError("there is no text in the input; nothing was written")
-    return Corpus(documents=documents, tokens=tokens, characters=characters)
+        store.finish(token_dtype(encoder.vocab_size))
+        done = store.journal
+    logger.info(
+        "%s.bin: %d documents, %d tokens, %d characters (vocabulary %d, end of document %d)",
+        prefix, done.documents, done.tokens, done.characters, encoder.vocab_size, encoder.eod,
+    )  # fmt: skip
+    return done
 
 
-@contextmanager
-def _staged_pair(prefix: Path) -> Iterator[Path]:
-    """Give a temporary prefix; on success its two files take the names of `prefix`, the index last."""
-    prefix.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{prefix.name}.", suffix=".tmp", dir=prefix.parent) as directory:
-        staged = Path(directory) / "corpus"
-        yield staged
-        for suffix in SUFFIXES:
-            os.replace(f"{staged}{suffix}", f"{prefix}{suffix}")
+def _fill(store: Staging, files: Sequence[Path], recipe: Recipe, limit: int | None, workers: int) -> None:
+    """Write what is missing of a corpus; an interrupt keeps what there is."""
+    from script.data.encoding import encode_all
+    from script.data.progress import ProgressLine
+
+    before = [0]
+    for path in files:
+        before.append(before[-1] + path.stat().st_size)
+    journal = store.journal
+    done = before[journal.file] + (journal.cursor.offset if files[journal.file].suffix not in (".bz2", ".gz") else 0)
+    progress = ProgressLine(before[-1], (done, journal.documents, journal.tokens))
+    encoded = encode_all(_pieces(files, journal), recipe, workers)
+    try:
+        for piece, documents in encoded:
+            room = None if limit is None else limit - store.journal.documents
+            if room is not None and room < len(documents.lengths):
+                documents = documents.first(room)
+            store.append(documents, piece.number, piece.end)
+            progress.show(before[piece.number] + piece.consumed, store.journal.documents, store.journal.tokens)
+            if room is not None and room <= len(documents.lengths):
+                break
+    except (KeyboardInterrupt, OSError):
+        with suppress(OSError):  # of a full disk; the journal before this one holds then
+            store.commit()
+            logger.info("stopped after %d documents: the same command goes on from there", store.journal.documents)
+        raise
+    finally:
+        encoded.close()
+        progress.end()
+
+
+def _pieces(files: Sequence[Path], journal: Journal) -> Iterator[Piece]:
+    from script.data.articles import pieces_of
+
+    for number, path in enumerate(files):
+        if number >= journal.file:
+            start = journal.cursor if number == journal.file else Cursor()
+            yield from (replace(piece, number=number) for piece in pieces_of(path, start))
+
+
+def identity(files: Sequence[Path], recipe: Recipe, limit: int | None) -> str:
+    """Digest of all that decides the bytes: what is in the inputs and the tokenizer's files, options, libraries."""
+    options = [recipe.text_key, recipe.append_eod, recipe.keep_text, limit, RECIPE_VERSION, PIECE_BYTES]
+    choice = recipe.tokenizer
+    options += [choice.vocab_size, choice.tiktoken_pattern, choice.tiktoken_special_tokens]
+    tokenizer = [content_digest(file) for file in choice.files()] or [choice.name]
+    inputs = [[path.name, content_digest(path)] for path in files]
+    versions = [_version(name) for name in LIBRARIES]
+    return hashlib.sha256(json.dumps([options, tokenizer, inputs, versions]).encode()).hexdigest()
+
+
+def content_digest(path: Path) -> str:
+    """Digest of a file's content, as fast as it can be read."""
+    import xxhash
+
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while chunk := file.read(PIECE_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def build_parser() -> Parser:
     """Return the command line."""
     parser = Parser(
         prog="python -m script.data.prepare_corpus",
-        description="Turn text (Wikipedia dumps, JSON lines, plain text; also packed) into Megatron's .bin and .idx.",
+        description="Turn text (Wikipedia dumps, JSON lines, plain text; also packed) into Megatron's .bin and .idx. "
+        "A run that was stopped goes on when the same command is given again.",
     )
-    parser.add_argument(
-        "inputs", nargs="+", type=existing_file, metavar="INPUT", help=".xml[.bz2], .jsonl or text file"
+    add = parser.add_argument
+    add("inputs", nargs="+", metavar="INPUT", help=".xml[.bz2], .jsonl or text file, a directory, or a pattern")
+    add(
+        "--tokenizer",
+        required=True,
+        help="tokenizer.json or its directory, .gguf, .tiktoken or Megatron's JSON vocabulary, a sentencepiece model; "
+        "or bytes, byte-level, null",
     )
-    parser.add_argument("--tokenizer", required=True, help="tokenizer.json, .gguf, a sentencepiece model, or bytes")
-    parser.add_argument("--output", required=True, type=Path, metavar="PREFIX", help="writes PREFIX.bin and PREFIX.idx")
-    parser.add_argument("--text-key", default=DEFAULT_TEXT_KEY, help="key of the text in JSON lines (default text)")
-    parser.add_argument("--limit", type=positive_int, metavar="N", help="take the first N documents only")
-    parser.add_argument(
-        "--no-append-eod", action="store_true", help="don't end documents with the end-of-document token"
+    add("--output", required=True, type=Path, metavar="PREFIX", help="writes PREFIX.bin and PREFIX.idx")
+    add("--text-key", default="text", help="key of the text in JSON lines (default text)")
+    add("--limit", type=positive_int, metavar="N", help="take the first N documents only")
+    add("--no-append-eod", action="store_true", help="don't end documents with the end-of-document token")
+    add("--save-text", type=Path, metavar="FILE", help="keep the plain text as JSON lines")
+    add("--workers", type=positive_int, default=os.cpu_count() or 1, help="processes (default all cores)")
+    add("--overwrite", action="store_true", help="replace files that are there")
+    add("--vocab-size", type=positive_int, metavar="N", help="ids of the tokenizer null; all ids of a tiktoken file")
+    add("--tiktoken-pattern", choices=TIKTOKEN_PATTERNS, default=DEFAULT_TIKTOKEN_PATTERN, help="how it cuts text")
+    add(
+        "--tiktoken-num-special-tokens",
+        type=positive_int,
+        default=TIKTOKEN_SPECIAL_TOKENS,
+        metavar="N",
+        help="ids before a tiktoken file's first token (default 1000)",
     )
-    parser.add_argument("--save-text", type=Path, metavar="FILE", help="keep the plain text as JSON lines")
-    parser.add_argument(
-        "--workers", type=positive_int, default=os.cpu_count() or 1, help="processes (default all cores)"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
     return parser
 
 
@@ -124,42 +185,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Prepare the corpus that the command line asks for."""
     parser = build_parser()
     options = parser.parse_args(arguments)
-    targets = [Path(f"{options.output}{suffix}") for suffix in SUFFIXES]
+    targets = [Path(f"{options.output}.bin"), Path(f"{options.output}.idx")]
     targets += [options.save_text] if options.save_text else []
     present = [str(path) for path in targets if path.exists()]
-    if present and not options.overwrite:
+    if present and not options.overwrite and not is_being_put_in_place(options.output):
         parser.error(f"{present[0]} is there already; --overwrite replaces it")
-
-    def program() -> None:
-        from script.data.encoders import load_encoder
-
-        encoder = load_encoder(options.tokenizer)
-        read = (read_articles(path, text_key=options.text_key, workers=options.workers) for path in options.inputs)
-        articles = islice(chain.from_iterable(read), options.limit)
-        with _text_file(options.save_text) as text:
-            corpus = write_corpus(articles, encoder, options.output, append_eod=not options.no_append_eod, text=text)
-        logger.info(
-            "%s: %d documents, %d tokens, %d characters (vocabulary %d, end of document %d)",
-            targets[0], corpus.documents, corpus.tokens, corpus.characters, encoder.vocab_size, encoder.eod,
-        )  # fmt: skip
-
-    return run(program, parser.prog)
+    return run(lambda: _program(options), parser.prog)
 
 
-@contextmanager
-def _text_file(path: Path | None) -> Iterator[TextIO | None]:
-    """Open a file for text under a temporary name that becomes its own on success."""
-    if path is None:
-        yield None
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    staged = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with staged.open("w", encoding="utf-8") as file:
-            yield file
-        staged.replace(path)
-    finally:
-        staged.unlink(missing_ok=True)
+def _program(options: argparse.Namespace) -> None:
+    from script.data.encoders import TokenizerChoice
+    from script.data.encoding import Recipe
+    from script.data.inputs import input_files
+
+    choice = TokenizerChoice(
+        name=options.tokenizer,
+        vocab_size=options.vocab_size,
+        tiktoken_pattern=options.tiktoken_pattern,
+        tiktoken_special_tokens=options.tiktoken_num_special_tokens,
+    )
+    recipe = Recipe(
+        tokenizer=choice,
+        text_key=options.text_key,
+        append_eod=not options.no_append_eod,
+        keep_text=options.save_text is not None,
+    )
+    prepare(
+        input_files(options.inputs),
+        recipe,
+        options.output,
+        text=options.save_text,
+        limit=options.limit,
+        workers=options.workers,
+    )
 
 
 if __name__ == "__main__":

@@ -36,8 +36,8 @@ def compute_dtype(text: str) -> str:
     """A compute dtype of the trainer; fp8 is known, and refused by name."""
     if text == FP8:
         raise argparse.ArgumentTypeError(
-            "fp8 needs TransformerEngine, which is not built in yet; allowed: bf16, fp16, fp32 (the GEMM operands are "
-            "quantised by --quant-type)"
+            "fp8 is TransformerEngine's, whose GEMMs no --quant-type quantises; allowed: bf16, fp16, fp32, or fp8 in "
+            "examples/llama/train_llama32_1b_h100_fp8.sh"
         )
     if text not in DTYPES:
         raise argparse.ArgumentTypeError(f"{text!r} is not allowed: give one of {', '.join(DTYPES)}")

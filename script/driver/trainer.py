@@ -19,8 +19,9 @@ from megatron.training.failure import UsageError
 from megatron.training.flags import FLAG_GROUPS
 from script.driver.environment import ROOT
 from script.driver.inputs import BadInput
-from script.driver.options import Options
+from script.driver.options import COLLECTION, Options
 
+_, BATCH, _ = COLLECTION.mode_names
 TRAINER = ROOT / "pretrain_gpt.py"
 ITERATIONS = 100  # of a run that nothing stops earlier
 WORLD_SIZE_VARIABLE = "WORLD_SIZE"
@@ -95,11 +96,18 @@ def flags(options: Options, quant_type: str, inputs: Inputs) -> tuple[str, ...]:
         *inputs.flags,
         *DTYPE_FLAGS[options.dtype],
         *("--global-batch-size", str(samples), "--train-iters", str(max(ITERATIONS, options.control_iter))),
-        *("--quant-type", quant_type, "--save-tensors", "--tensor-save-dir", str(options.tensor_dir)),
+        *(() if _has_formats_of_its_own(options, own) else ("--quant-type", quant_type)),
+        *("--save-tensors", "--tensor-save-dir", str(options.tensor_dir)),
         *("--control-iter", str(options.control_iter)),
         *("--collect-micro-batches", str(options.collect_micro_batches)),
         *options.passed_on,
     )
+
+
+def _has_formats_of_its_own(options: Options, given: Namespace) -> bool:
+    """Whether a preset or a recipe file after `--` says what is quantised, and no type by hand stands beside it."""
+    by_hand = options.quant_type is not None or options.mode == BATCH
+    return not by_hand and bool(given.quant_preset or given.quant_recipe)
 
 
 def launch(options: Options, trainer_flags: Sequence[str]) -> list[str]:
@@ -122,6 +130,10 @@ def check_flags(options: Options) -> None:
         raise BadInput(f"the trainer has no flag {unknown[0]}; pretrain_gpt.py --help lists all")
     if refused := refused_flags(given, FLAG_GROUPS):
         raise BadInput(refused[0])
+    if given.quant_recipe is not None and not Path(given.quant_recipe).is_file():
+        raise BadInput(f"--quant-recipe: there is no file {given.quant_recipe}")
+    if given.quant_recipe is not None and (options.quant_type is not None or options.mode == BATCH):
+        raise BadInput("--quant-recipe says what is quantised how: leave out the type, and batch, which has its own")
     sizes = given.tensor_model_parallel_size, given.pipeline_model_parallel_size, given.context_parallel_size
     if options.nproc % (sizes[0] * sizes[1] * sizes[2]):
         raise BadInput(

@@ -18,6 +18,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from megatron.quantscope.flags.quantization import UNQUANTIZED
+from megatron.quantscope.gemm.recipe import QuantConfig
 from script.driver.display import Display, size
 from script.driver.options import Options
 from script.driver.plan import Plan, plan
@@ -43,7 +44,7 @@ class Job:
     """A run that is ready to start.
 
     Attributes:
-        quant_type: Its quantisation type.
+        quant_type: Its quantisation type; of a preset or a recipe what captures are called.
         command: What starts the trainer.
         arguments: The trainer's, as it will read them.
         folder: Where its tensors go.
@@ -78,13 +79,14 @@ def job(options: Options, quant_type: str, inputs: Inputs) -> Job:
     """
     trainer_flags = flags(options, quant_type, inputs)
     read = arguments(options, trainer_flags)
-    label = read.quant_type if read.quant_type != UNQUANTIZED else UNQUANTIZED_FOLDER[read.bf16, read.fp16]
+    label = QuantConfig.from_namespace(read).label
+    folder = label if label != UNQUANTIZED else UNQUANTIZED_FOLDER[read.bf16, read.fp16]
     iterations = min(read.control_iter or read.train_iters, read.train_iters)
     return Job(
-        quant_type=quant_type,
+        quant_type=quant_type if read.quant_recipe is read.quant_preset is None else label,
         command=launch(options, trainer_flags),
         arguments=read,
-        folder=Path(read.tensor_save_dir).absolute() / label,
+        folder=Path(read.tensor_save_dir).absolute() / folder,
         plan=plan(read, iterations=iterations, micro_batches=read.collect_micro_batches),
         filtered=bool(read.tensor_filter),
     )

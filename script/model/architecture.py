@@ -1,8 +1,8 @@
 """The shape of a Llama-type model, and the same in Megatron's flags.
 
 Llama-type: decoder only, RMSNorm before attention and MLP, rotary positions over the whole head, grouped queries,
-SwiGLU, no biases, output head tied to the embedding or not. Llama 3.1's stretched rotary frequencies are the one
-variation that megatron-core knows too.
+SwiGLU, output head tied to the embedding or not, no biases but for those that Qwen2 has on queries, keys and values.
+Rotary frequencies may be stretched as in Llama 3.1, or positions divided by a number ("linear").
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ class LlamaArchitecture:
         max_position_embeddings: longest sequence it was made for.
         rotary_base: theta of the rotary positions.
         rope_scaling_factor: Llama 3.1's stretch of the low rotary frequencies; None: not stretched.
+        position_divisor: what positions are divided by before they turn anything; None: they are not.
         norm_epsilon: of RMSNorm.
         vocab_size: rows of the embedding.
         tied: the output head is the embedding.
+        qkv_bias: queries, keys and values have a bias.
     """
 
     num_layers: int
@@ -48,15 +50,18 @@ class LlamaArchitecture:
     max_position_embeddings: int
     rotary_base: float
     rope_scaling_factor: float | None = None
+    position_divisor: float | None = None
     norm_epsilon: float
     vocab_size: int
     tied: bool
+    qkv_bias: bool = False
 
     def __post_init__(self) -> None:
         """Refuse sizes that no model can have."""
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name not in ("tied", "rope_scaling_factor") and not value > 0:
+            may_lack = field.default is None
+            if not isinstance(value, bool) and not (may_lack and value is None) and not (value and value > 0):
                 raise InputError(f"{field.name} is {value}, it must be above 0")
         if self.num_attention_heads % self.num_query_groups:
             raise InputError(
@@ -84,6 +89,7 @@ class LlamaArchitecture:
             "norm_epsilon": self.norm_epsilon,
             "swiglu": True,
             "add_bias_linear": False,
+            "add_qkv_bias": self.qkv_bias,
             "untie_embeddings_and_output_weights": not self.tied,
             "vocab_size": self.vocab_size,
             "make_vocab_size_divisible_by": self._vocab_multiple(),
@@ -91,6 +97,8 @@ class LlamaArchitecture:
         }
         if self.rope_scaling_factor is not None:
             flags |= {"use_rope_scaling": True, "rope_scaling_factor": self.rope_scaling_factor}
+        if self.position_divisor is not None:
+            flags["rotary_seq_len_interpolation_factor"] = self.position_divisor
         return flags
 
     def _vocab_multiple(self) -> int:

@@ -20,7 +20,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from megatron.quantscope.flags import QUANTIZATION_FLAGS, add_flags, refused_flags
+from megatron.quantscope.flags import QUANTIZATION_FLAGS, add_flags
 from script.data.command_line import (
     InputError,
     Parser,
@@ -104,13 +104,14 @@ def load_model(checkpoint: Path, dtype: str, recipe: QuantConfig | None = None) 
     """Build a checkpoint's GPTModel, bare, with its weights; inside script/model/single_process.py's `model_parallel`.
 
     Raises:
-        InputError: there is no checkpoint in the directory.
+        InputError: there is no checkpoint in the directory, or the recipe file does not fit the model.
     """
     from megatron.core.instrumentation import instrument
-    from megatron.training import checkpoint_directory
-    from megatron.training.architecture import read_architecture
+    from megatron.core.resolution import resolve
     from megatron.training.arguments import arguments_with
-    from megatron.training.checkpointing import Progress, TrainingState, load_checkpoint
+    from megatron.training.checkpoint import checkpoint_directory
+    from megatron.training.checkpoint.architecture import read_architecture
+    from megatron.training.checkpoint.checkpointing import Progress, TrainingState, load_checkpoint
     from megatron.training.model import build_model
 
     architecture = read_architecture(checkpoint)
@@ -122,6 +123,10 @@ def load_model(checkpoint: Path, dtype: str, recipe: QuantConfig | None = None) 
     with redirect_stdout(sys.stderr):  # standard output is for the result
         load_checkpoint(args, TrainingState([model], None, None, Progress()))
     if recipe is not None:
+        try:
+            resolve(recipe, [model], args.num_layers)
+        except ValueError as error:
+            raise InputError(str(error)) from error
         instrument([model], recipe=recipe, session=None, num_layers=args.num_layers)
     return model
 
@@ -149,21 +154,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the loss that the command line asks for."""
     parser = build_parser()
     options = parser.parse_args(arguments)
-    if refused := refused_flags(options, (QUANTIZATION_FLAGS,)):
-        parser.error(refused[0])
 
     def program() -> None:
         from megatron.quantscope.gemm import QuantConfig
         from script.data.default import ensure_default_assets
 
-        if None in (options.checkpoint, options.text):
-            assets = ensure_default_assets()
-            options.checkpoint = options.checkpoint or assets.checkpoint
-            options.text = options.text or assets.text
         try:
             recipe = QuantConfig.from_namespace(options)
         except ValueError as error:
             raise InputError(str(error)) from error
+        if None in (options.checkpoint, options.text):
+            assets = ensure_default_assets()
+            options.checkpoint = options.checkpoint or assets.checkpoint
+            options.text = options.text or assets.text
         tokenizer = options.tokenizer or options.checkpoint / "tokenizer.json"
         ids = window(options.text, options.title, tokenizer, skip=options.skip, tokens=options.tokens)
         print(f"{forward_loss(options.checkpoint, ids, dtype=options.dtype, recipe=recipe):.4f}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from script.data.command_line import InputError
 from script.model.architecture import LlamaArchitecture
-from script.model.llama_weights import RotaryLayout
+from script.model.llama_weights import RotaryLayout, layer_roles
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -137,7 +137,7 @@ class GgufCheckpoint:
         """A tensor that nothing reads (a bias, say) would be left out of the model without a word."""
         known = {ROTARY_FACTORS, *MODEL_TENSORS.values()}
         layers = range(self.architecture.num_layers)
-        known |= {f"blk.{layer}.{name}" for layer in layers for name in LAYER_TENSORS.values()}
+        known |= {f"blk.{layer}.{LAYER_TENSORS[role]}" for layer in layers for role in layer_roles(self.architecture)}
         if foreign := sorted(self._tensors.keys() - known):
             raise InputError(f"{self.path}: {foreign[0]} ({len(foreign)} in all) has no place in a Llama-type model")
 

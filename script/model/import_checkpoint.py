@@ -3,6 +3,8 @@
     python -m script.model.import_checkpoint MODEL.gguf --output DIR
     python -m script.model.import_checkpoint HUGGING_FACE_DIRECTORY --output DIR
 
+(of which also the one .safetensors file may be named).
+
 What DIR holds then:
 
     release/                             the weights, by megatron-core's dist_checkpointing
@@ -25,13 +27,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megatron.training.checkpoint_directory import LATEST
+from megatron.training.checkpoint.checkpoint_directory import LATEST
 from script.data.cache import staged_directory
 from script.data.command_line import InputError, Parser, existing_path, run
 from script.data.encoders import CONFIG_FILE, TOKENIZER_FILE, end_of_document
 from script.model.architecture import DTYPES
 from script.model.gguf_checkpoint import GgufCheckpoint
-from script.model.hf_checkpoint import HuggingFaceCheckpoint
+from script.model.hf_checkpoint import PICKLED, SAFETENSORS_SUFFIX, TOKENIZER_FILES, HuggingFaceCheckpoint
 from script.model.llama_weights import load_into
 
 if TYPE_CHECKING:
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GGUF_SUFFIX = ".gguf"
-TOKENIZER_FILES = (TOKENIZER_FILE, CONFIG_FILE, "special_tokens_map.json", "tokenizer.model")
 
 
 def open_checkpoint(source: Path) -> LlamaCheckpoint:
@@ -49,10 +50,12 @@ def open_checkpoint(source: Path) -> LlamaCheckpoint:
     Raises:
         InputError: it is neither, or not of Llama's type.
     """
-    if source.is_dir():
+    if source.is_dir() or source.suffix == SAFETENSORS_SUFFIX:
         return HuggingFaceCheckpoint(source)
     if source.suffix == GGUF_SUFFIX:
         return GgufCheckpoint(source)
+    if source.suffix in PICKLED:
+        raise InputError("pickled weights are never read here: opening one runs what is in it; save it as safetensors")
     raise InputError("neither a .gguf file nor a directory with config.json and *.safetensors")
 
 
@@ -87,7 +90,7 @@ def _write_weights(checkpoint: LlamaCheckpoint, directory: Path, dtype: str) -> 
 
     with model_parallel():
         from megatron.training.arguments import arguments_with
-        from megatron.training.checkpointing import save_model_only
+        from megatron.training.checkpoint.checkpointing import save_model_only
         from megatron.training.model import build_model
 
         args = arguments_with(**checkpoint.architecture.flags(), **DTYPES[dtype])
@@ -100,9 +103,10 @@ def _write_weights(checkpoint: LlamaCheckpoint, directory: Path, dtype: str) -> 
 def _write_tokenizer(checkpoint: LlamaCheckpoint, source: Path, directory: Path) -> None:
     """Write the tokenizer that the source has; a checkpoint without one is of use too."""
     if not isinstance(checkpoint, GgufCheckpoint):
+        home = source if source.is_dir() else source.parent
         for name in TOKENIZER_FILES:
-            if (source / name).is_file():
-                shutil.copyfile(source / name, directory / name)
+            if (home / name).is_file():
+                shutil.copyfile(home / name, directory / name)
         return
     from script.model.gguf_tokenizer import build_tokenizer
 

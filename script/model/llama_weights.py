@@ -4,7 +4,7 @@
 |---|---|
 | embedding | embedding.word_embeddings.weight |
 | attention_norm | decoder.layers.N.input_layernorm.weight |
-| query, key, value | decoder.layers.N.self_attention.linear_qkv.weight |
+| query, key, value | decoder.layers.N.self_attention.linear_qkv.weight (and .bias, where the model has one) |
 | attention_output | decoder.layers.N.self_attention.linear_proj.weight |
 | mlp_norm | decoder.layers.N.pre_mlp_layernorm.weight |
 | gate, up | decoder.layers.N.mlp.linear_fc1.weight: gate's rows, then up's |
@@ -21,7 +21,7 @@ Both compute the same attention; read in the wrong layout SmolLM2 still runs, wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from script.data.command_line import InputError
@@ -36,6 +36,8 @@ MODEL_ROLES = ("embedding", "final_norm", "head")
 LAYER_ROLES = (
     "attention_norm", "query", "key", "value", "attention_output", "mlp_norm", "gate", "up", "down",
 )  # fmt: skip
+QUERY_KEY_VALUE = ("query", "key", "value")
+BIAS_ROLES = ("query_bias", "key_bias", "value_bias")  # of every layer, where the architecture has qkv_bias
 
 
 class LlamaCheckpoint(Protocol):
@@ -50,12 +52,17 @@ class LlamaCheckpoint(Protocol):
     rotary_layout: RotaryLayout
 
     def tensor(self, role: str, layer: int | None = None) -> Tensor:
-        """Read a tensor of MODEL_ROLES, or of LAYER_ROLES and a layer; its shape is [out, in] or [hidden]."""
+        """Read a tensor of MODEL_ROLES, or of `layer_roles` and a layer; its shape is that of tensor_shapes."""
         ...
 
 
+def layer_roles(architecture: LlamaArchitecture) -> tuple[str, ...]:
+    """The roles that each layer of a model has a tensor for."""
+    return LAYER_ROLES + (BIAS_ROLES if architecture.qkv_bias else ())
+
+
 def tensor_shapes(a: LlamaArchitecture) -> dict[str, tuple[int, ...]]:
-    """Shape of the tensor of each role, [out, in]."""
+    """Shape of the tensor of each role: [out, in], of norms [hidden], of biases [out]."""
     query_rows, key_rows = a.num_attention_heads * a.kv_channels, a.num_query_groups * a.kv_channels
     return {
         "embedding": (a.vocab_size, a.hidden_size),
@@ -65,6 +72,9 @@ def tensor_shapes(a: LlamaArchitecture) -> dict[str, tuple[int, ...]]:
         "query": (query_rows, a.hidden_size),
         "key": (key_rows, a.hidden_size),
         "value": (key_rows, a.hidden_size),
+        "query_bias": (query_rows,),
+        "key_bias": (key_rows,),
+        "value_bias": (key_rows,),
         "attention_output": (a.hidden_size, query_rows),
         "mlp_norm": (a.hidden_size,),
         "gate": (a.ffn_hidden_size, a.hidden_size),
@@ -83,9 +93,18 @@ def group_rows(query_NK: Tensor, key_NK: Tensor, value_NK: Tensor, groups: int) 
     """Concatenate query, key and value rows as linear_qkv wants them, key/value head by key/value head."""
     import torch
 
-    columns = query_NK.shape[-1]
-    parts = [w.reshape(groups, -1, columns) for w in (query_NK, key_NK, value_NK)]
-    return torch.cat(parts, dim=1).reshape(-1, columns)
+    columns = query_NK.shape[1:]  # none of a bias
+    parts = [w.reshape(groups, -1, *columns) for w in (query_NK, key_NK, value_NK)]
+    return torch.cat(parts, dim=1).reshape(-1, *columns)
+
+
+def ungroup_rows(qkv_NK: Tensor, heads: int, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Take query, key and value rows out of linear_qkv: the inverse of `group_rows`."""
+    columns = qkv_NK.shape[1:]
+    width = qkv_NK.shape[0] // (heads + 2 * groups)
+    grouped = qkv_NK.reshape(groups, -1, *columns)
+    query, key, value = grouped.split([heads // groups * width, width, width], dim=1)
+    return query.reshape(-1, *columns), key.reshape(-1, *columns), value.reshape(-1, *columns)
 
 
 def megatron_parameters(checkpoint: LlamaCheckpoint) -> Iterator[tuple[str, Tensor]]:
@@ -96,28 +115,35 @@ def megatron_parameters(checkpoint: LlamaCheckpoint) -> Iterator[tuple[str, Tens
     """
     import torch
 
-    def read(role: str, layer: int | None = None) -> Tensor:
-        return _read(checkpoint, role, layer)
-
     layer_parameters: dict[str, Callable[[int], Tensor]] = {
-        "input_layernorm": lambda layer: read("attention_norm", layer),
-        "self_attention.linear_qkv": lambda layer: _query_key_value(checkpoint, layer),
-        "self_attention.linear_proj": lambda layer: read("attention_output", layer),
-        "pre_mlp_layernorm": lambda layer: read("mlp_norm", layer),
-        "mlp.linear_fc1": lambda layer: torch.cat([read("gate", layer), read("up", layer)]),
-        "mlp.linear_fc2": lambda layer: read("down", layer),
+        "input_layernorm.weight": lambda layer: read(checkpoint, "attention_norm", layer),
+        "self_attention.linear_qkv.weight": lambda layer: _query_key_value(checkpoint, layer),
+        "self_attention.linear_proj.weight": lambda layer: read(checkpoint, "attention_output", layer),
+        "pre_mlp_layernorm.weight": lambda layer: read(checkpoint, "mlp_norm", layer),
+        "mlp.linear_fc1.weight": lambda layer: torch.cat(
+            [read(checkpoint, "gate", layer), read(checkpoint, "up", layer)]
+        ),
+        "mlp.linear_fc2.weight": lambda layer: read(checkpoint, "down", layer),
     }
-    yield "embedding.word_embeddings.weight", read("embedding")
+    if checkpoint.architecture.qkv_bias:
+        layer_parameters["self_attention.linear_qkv.bias"] = lambda layer: _query_key_value(
+            checkpoint, layer, BIAS_ROLES
+        )
+    yield "embedding.word_embeddings.weight", read(checkpoint, "embedding")
     for layer in range(checkpoint.architecture.num_layers):
-        for module, value in layer_parameters.items():
-            yield f"decoder.layers.{layer}.{module}.weight", value(layer)
-    yield "decoder.final_layernorm.weight", read("final_norm")
+        for parameter, value in layer_parameters.items():
+            yield f"decoder.layers.{layer}.{parameter}", value(layer)
+    yield "decoder.final_layernorm.weight", read(checkpoint, "final_norm")
     if not checkpoint.architecture.tied:
-        yield "output_layer.weight", read("head")
+        yield "output_layer.weight", read(checkpoint, "head")
 
 
-def _read(checkpoint: LlamaCheckpoint, role: str, layer: int | None) -> Tensor:
-    """Read a tensor and check its shape."""
+def read(checkpoint: LlamaCheckpoint, role: str, layer: int | None = None) -> Tensor:
+    """Read a tensor and check its shape.
+
+    Raises:
+        InputError: it is missing or has another shape than the architecture says.
+    """
     tensor, expected = checkpoint.tensor(role, layer), tensor_shapes(checkpoint.architecture)[role]
     if tuple(tensor.shape) != expected:
         where = "" if layer is None else f" of layer {layer}"
@@ -125,13 +151,18 @@ def _read(checkpoint: LlamaCheckpoint, role: str, layer: int | None) -> Tensor:
     return tensor
 
 
-def _query_key_value(checkpoint: LlamaCheckpoint, layer: int) -> Tensor:
+def read_half(checkpoint: LlamaCheckpoint, role: str, layer: int | None = None) -> Tensor:
+    """Read a tensor as `read` does, queries and keys in half rotary layout."""
+    tensor, a = read(checkpoint, role, layer), checkpoint.architecture
+    if checkpoint.rotary_layout == "half" or role not in ("query", "key"):
+        return tensor
+    return half_layout(tensor, a.num_attention_heads if role == "query" else a.num_query_groups)
+
+
+def _query_key_value(checkpoint: LlamaCheckpoint, layer: int, roles: Sequence[str] = QUERY_KEY_VALUE) -> Tensor:
     """Read a layer's linear_qkv, in half rotary layout."""
-    query, key, value = (_read(checkpoint, role, layer) for role in ("query", "key", "value"))
-    heads, groups = checkpoint.architecture.num_attention_heads, checkpoint.architecture.num_query_groups
-    if checkpoint.rotary_layout == "interleaved":
-        query, key = half_layout(query, heads), half_layout(key, groups)
-    return group_rows(query, key, value, groups)
+    query, key, value = (read_half(checkpoint, role, layer) for role in roles)
+    return group_rows(query, key, value, checkpoint.architecture.num_query_groups)
 
 
 VOCABULARY_PARAMETERS = ("embedding.word_embeddings.weight", "output_layer.weight")

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from megatron.core import instrumentation
 from megatron.core.instrumentation import instrument
+from megatron.core.kinds import KINDS
 from megatron.core.probe import Probe
 from megatron.core.shards import Axes
 from megatron.quantscope.gemm import QuantConfig
@@ -178,7 +178,7 @@ def test_fused_accumulation_goes_to_main_grad(build_model, gradients, monkeypatc
 def test_the_table_of_kinds_names_captured_tensors_only():
     linear = {"input", "weight", "output", "grad_output", "grad_input", "grad_weight"}
     attention = {"query", "key", "value", "output", "grad_output", "grad_query", "grad_key", "grad_value"}
-    for kind in instrumentation.KINDS.values():
+    for kind in KINDS.values():
         known = linear if kind.layer_type == "linear" else attention
         assert set(kind.layout) - kind.on_request == known
         assert kind.gathered <= known
@@ -187,7 +187,8 @@ def test_the_table_of_kinds_names_captured_tensors_only():
 def test_attaching_again_replaces_the_probe(build_model):
     model = build_model()
     layer = model.decoder.layers[0].mlp.linear_fc1
-    first, second = Probe(recipe().linear(0, LAYERS), None), Probe(recipe(quant_type="mxfp4").linear(0, LAYERS), None)
+    kinds = (recipe(), recipe(quant_type="mxfp4"))
+    first, second = (Probe(kind.linear("decoder.layers.0.mlp.linear_fc1", 0, LAYERS), None) for kind in kinds)
     layer.attach_probe(first)
     layer.attach_probe(second)
     assert probed(model) == {"decoder.layers.0.mlp.linear_fc1": second}

@@ -87,6 +87,7 @@ def test_the_first_upstream_on_the_path_is_taken(tmp_path):
     checkout = tmp_path / "megatron" / "core"
     checkout.mkdir(parents=True)
     (checkout / "__init__.py").write_text("marker = 'checkout'\n")
+    (checkout / "package_info.py").write_text("MAJOR = 0\nMINOR = 16\nPATCH = 2\nPRE_RELEASE = ''\n")
     result = run_python(
         "import megatron.core as m; print(m.marker, len(m.__path__), m.__path__[1])",
         cwd=tmp_path / "megatron",

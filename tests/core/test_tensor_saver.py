@@ -101,6 +101,7 @@ def test_metadata():
         "formats": {},
         "head_dim": None,
         "softmax_scale": None,
+        "routed": False,
         "run_id": None,
         "sequence_idx": 0,
     }

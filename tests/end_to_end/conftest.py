@@ -1,5 +1,6 @@
 """Whole training runs of a small Llama through pretrain_gpt.py, each in processes of its own."""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -78,12 +79,35 @@ def captured(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def train():
-    """`train(*flags, ranks=1)` -> Run, as `pretrain` but by forked processes: quicker where there are many runs."""
+def trainer():
+    """One process that runs are forked from: quicker where there are many."""
     with ForkedTrainer() as trainer:
+        yield trainer
 
-        def run(*flags: object, ranks: int = 1) -> Run:
-            output = trainer.run(*MODEL_FLAGS, *flags, ranks=ranks)
-            return Run(output, _losses(output))
 
-        yield run
+@pytest.fixture(scope="session")
+def train(trainer):
+    """`train(*flags, ranks=1)` -> Run, as `pretrain` but by forked processes."""
+
+    def run(*flags: object, ranks: int = 1) -> Run:
+        output = trainer.run(*MODEL_FLAGS, *flags, ranks=ranks)
+        return Run(output, _losses(output))
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def reads_checkpoints():
+    """A process group for reading checkpoints."""
+    import torch.distributed as dist
+
+    from megatron.core import parallel_state
+
+    with contextlib.ExitStack() as left:
+        if not dist.is_initialized():
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            left.callback(dist.destroy_process_group)
+        if not parallel_state.model_parallel_is_initialized():
+            parallel_state.initialize_model_parallel()
+            left.callback(parallel_state.destroy_model_parallel)
+        yield

@@ -11,17 +11,26 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+POLL_S = 0.01
 
 
 class ForkedTrainer:
-    """Trains with the command lines it is given, one after the other; a context manager."""
+    """Trains with the command lines it is given, one after the other; a context manager.
+
+    Args:
+        server: The module that does the jobs.
+    """
+
+    def __init__(self, server="tests.end_to_end.forked_ranks"):
+        self._module = server
 
     def __enter__(self):
-        command = [sys.executable, "-m", "tests.end_to_end.forked_ranks"]
+        command = [sys.executable, "-m", self._module]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._server = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
@@ -32,13 +41,20 @@ class ForkedTrainer:
 
     def run(self, *flags, ranks=1):
         """Train; returns what all ranks printed. Fails with it when a rank fails."""
-        with tempfile.NamedTemporaryFile("r") as output:
-            job = {"argv": list(map(str, flags)), "ranks": ranks, "output": output.name}
-            print(json.dumps(job), file=self._server.stdin, flush=True)
-            codes = json.loads(self._server.stdout.readline())
-            printed = output.read()
+        codes, printed = self.launch(*flags, ranks=ranks)
         assert codes == [0] * ranks, f"exit codes {codes}\n{printed[-4000:]}"
         return printed
+
+    def launch(self, *flags, ranks=1, after=None, send=None):
+        """Train, however it ends; returns the ranks' exit codes and what all of them printed.
+
+        With `after`, all ranks get the signal `send` as soon as that text is printed.
+        """
+        with tempfile.NamedTemporaryFile("r") as output:
+            job = {"argv": list(map(str, flags)), "ranks": ranks, "output": output.name, "after": after, "send": send}
+            print(json.dumps(job), file=self._server.stdin, flush=True)
+            codes = json.loads(self._server.stdout.readline())
+            return codes, output.read()
 
 
 def serve():
@@ -52,6 +68,8 @@ def serve():
         job = json.loads(line)
         port = _free_port()
         ranks = [_fork(main, job, rank, port) for rank in range(job["ranks"])]
+        if job["after"] is not None:
+            _signal(ranks, job)
         print(json.dumps(_exit_codes(ranks)), flush=True)
 
 
@@ -81,6 +99,16 @@ def _fork(main, job, rank, port):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # never back into the loop of the process that forked
+
+
+def _signal(ranks, job):
+    """Send the signal once the text is there; a rank that ends before is waited for as any other."""
+    while job["after"] not in Path(job["output"]).read_text():
+        if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return
+        time.sleep(POLL_S)
+    for rank in ranks:
+        os.kill(rank, job["send"])
 
 
 def _exit_codes(ranks):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import megatron.core
 from megatron.quantscope.capture import open_capture
 from megatron.quantscope.flags.capture import POINTS
 from tests.end_to_end.conftest import LAYERS, pretrain
@@ -15,6 +16,12 @@ LAYOUTS = {1: [], 2: ["--tensor-model-parallel-size", 2]}
 LAYOUTS["sequence parallel"] = [*LAYOUTS[2], "--sequence-parallel"]
 TWO_RANKS = [layout for layout in LAYOUTS if layout != 1]
 GATHERED = 2 * LAYERS + 2 * LAYERS  # inputs of column-parallel and grad_outputs of row-parallel linears: kept by rank 0
+
+
+same_weights = pytest.mark.skipif(
+    megatron.core.__version__.startswith(("0.14.", "0.15.")),
+    reason="megatron-core before 0.16 draws a gated MLP's first weights otherwise at every tensor parallel size",
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +37,7 @@ def runs(tmp_path_factory):
     return found
 
 
+@same_weights
 @pytest.mark.parametrize("layout", TWO_RANKS)
 def test_losses_agree(runs, layout):
     (one, _), (two, _) = runs[1], runs[layout]
@@ -48,6 +56,7 @@ def test_every_rank_keeps_every_row(runs, layout):
     assert {record.quant_type for record in capture.records} == {"fp32"}
 
 
+@same_weights
 @pytest.mark.parametrize("layout", TWO_RANKS)
 def test_shards_put_together_are_the_tensors_of_one_rank(runs, layout):
     """A split tensor is concatenated, a partial one summed, a whole one is the same on both ranks."""

@@ -93,8 +93,8 @@ def corpus(tmp_path):
 @pytest.fixture
 def build_data(parse):
     """`build_data(**changes)` -> (arguments, datasets) of a small run over files; samples of 16 tokens."""
-    from megatron.training.datasets import build_datasets
-    from megatron.training.tokenizer import build_tokenizer
+    from megatron.training.data.datasets import build_datasets
+    from megatron.training.data.tokenizer import build_tokenizer
 
     def run(**changes):
         small = {"mock_data": None, "seq_length": 16, "vocab_size": 60000, "eval_iters": 0}

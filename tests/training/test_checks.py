@@ -4,17 +4,33 @@ import re
 
 import pytest
 
-from megatron.training.checks import DATA_CHECKS, KERNEL_CHECKS, MODEL_CHECKS, PARALLELISM_CHECKS, SCHEDULE_CHECKS
+from megatron.training.checks import (
+    CHECKPOINT_CHECKS,
+    DATA_CHECKS,
+    EXPERT_CHECKS,
+    KERNEL_CHECKS,
+    MODEL_CHECKS,
+    PARALLELISM_CHECKS,
+    QUANTIZED_KERNEL_CHECKS,
+    REPORTING_CHECKS,
+    SCHEDULE_CHECKS,
+)
 from megatron.training.main import main
+from tests.training.layout_cases import LAYOUT_CASES
 
 TABLES = {
     "model": MODEL_CHECKS,
     "parallelism": PARALLELISM_CHECKS,
-    "kernels": KERNEL_CHECKS,
+    "experts": EXPERT_CHECKS,
+    "kernels": KERNEL_CHECKS + QUANTIZED_KERNEL_CHECKS,
     "schedule": SCHEDULE_CHECKS,
+    "reporting": REPORTING_CHECKS,
     "data": DATA_CHECKS,
+    "checkpoint": CHECKPOINT_CHECKS,
 }
 TWO_BY_TENSOR = {"tensor_model_parallel_size": 2}
+ENGINE = {"transformer_impl": "transformer_engine"}
+NOT_QUANTIZED = "--quant-type mxfp8 or fp8_e4m3 quantises the GEMMs of the local layers"
 BY_SAMPLES = {"train_iters": None, "train_samples": 64}
 PARTS = (
     "world size {} is not a multiple of tensor x pipeline x context parallel size ({} x {} x {}); start as many ranks "
@@ -23,6 +39,18 @@ PARTS = (
 
 # Changes of the small run -> ranks -> the line.
 CASES = [
+    ({"ckpt_step": 3}, 1, "--ckpt-step 3 says which checkpoint to load, and needs --load"),
+    (
+        {"save": "checkpoints", "save_interval": 2, "save_retain_interval": 3},
+        1,
+        "--save-retain-interval 3 is not a multiple of --save-interval 2",
+    ),
+    (
+        {"dist_ckpt_optim_fully_reshardable": True},
+        1,
+        "--dist-ckpt-optim-fully-reshardable is about the state of --use-distributed-optimizer; any other optimizer's "
+        "can be loaded under any layout",
+    ),
     (
         {"num_layers": None},
         1,
@@ -87,10 +115,83 @@ CASES = [
         1,
         "--recompute-granularity full needs --recompute-method and --recompute-num-layers",
     ),
+    *(
+        ({flag.replace("-", "_"): value}, 1, f"--{flag} needs --transformer-impl transformer_engine; {NOT_QUANTIZED}")
+        for flag, value in (
+            ("fp8-format", "hybrid"),
+            ("fp8-recipe", "mxfp8"),
+            ("fp8-margin", 1),
+            ("fp8-interval", 2),
+            ("fp8-amax-history-len", 1024),
+            ("fp8-amax-compute-algo", "max"),
+            ("no-fp8-wgrad", True),
+            ("tp-only-amax-red", True),
+            ("fp8-param-gather", True),
+            ("first-last-layers-bf16", True),
+            ("num-layers-at-start-in-bf16", 2),
+            ("num-layers-at-end-in-bf16", 2),
+            ("fp4-format", "e2m1"),
+        )
+    ),
     (
-        {"attention_backend": "flash"},
+        {"attention_backend": "fused"},
         1,
-        "--attention-backend flash is not supported yet; allowed are auto, unfused and local",
+        "--attention-backend fused needs --transformer-impl transformer_engine; local has auto, flash and unfused",
+    ),
+    (
+        ENGINE | {"attention_backend": "local"},
+        1,
+        "--attention-backend local needs --transformer-impl local; transformer_engine has auto, flash, fused, unfused",
+    ),
+    (
+        ENGINE,
+        1,
+        "--transformer-impl transformer_engine needs the package transformer-engine, which is not installed",
+    ),
+    (
+        {"cross_entropy_fusion_impl": "te"},
+        1,
+        "--cross-entropy-fusion-impl te needs the package transformer-engine, which is not installed",
+    ),
+    (
+        ENGINE | TWO_BY_TENSOR | {"num_experts": 4, "sequence_parallel": True, "disable_bias_linear": True},
+        2,
+        "--num-experts with --transformer-impl transformer_engine needs --tensor-model-parallel-size 1: how tensors "
+        "of split experts lie over ranks is not known to the capture",
+    ),
+    (ENGINE | {"fp8_format": "e4m3", "fp4_format": "e2m1"}, 1, "--fp8-format and --fp4-format exclude each other"),
+    (
+        ENGINE | {"fp8_format": "e4m3", "fp8_param_gather": True},
+        1,
+        "--fp8-param-gather needs --fp8-format and --use-distributed-optimizer",
+    ),
+    (
+        ENGINE | {"fp8_format": "hybrid", "first_last_layers_bf16": True},
+        1,
+        "--first-last-layers-bf16 does not go with --fp8-recipe delayed, whose scales are kept for all layers together",
+    ),
+    (
+        ENGINE | {"fp8_format": "hybrid", "tensor_check_interference": True},
+        1,
+        "--tensor-check-interference trains steps twice, and the amax history of --fp8-recipe delayed has no way back",
+    ),
+    (
+        {"tensor_points": "attention_probs", "attention_backend": "flash"},
+        1,
+        "--tensor-points attention_probs needs --transformer-impl local and --attention-backend unfused: fused and "
+        "flash kernels hold no probabilities",
+    ),
+    (
+        ENGINE | {"quant_type": "mxfp8"},
+        1,
+        "--quant-type does not go with --transformer-impl transformer_engine, which runs GEMMs of its own; use "
+        "--transformer-impl local, or TransformerEngine's --fp8-format",
+    ),
+    (
+        {"quant_type": "mxfp8", "attention_backend": "flash"},
+        1,
+        "--attention-backend flash does not go with quantised attention, which runs its own kernel; use "
+        "--attention-backend auto, or --quant-scope linear",
     ),
     (
         {"overlap_param_gather": True, "overlap_grad_reduce": True},
@@ -172,7 +273,11 @@ CASES = [
     ),
     ({"mock_data": None}, 1, "give one of --data-path, --train-data-path and --mock-data"),
     ({"data_path": "somewhere"}, 1, "give one of --data-path, --train-data-path and --mock-data"),
-    ({"split": "99,1,0"}, 1, "--split goes with --data-path"),
+    (
+        {"mock_data": None, "train_data_path": "somewhere", "split": "99,1,0"},
+        1,
+        "--split goes with --data-path, not with --train-data-path",
+    ),
     (
         {"tokenizer_type": None},
         1,
@@ -190,6 +295,19 @@ CASES = [
         "--tokenizer-type HuggingFaceTokenizer needs --tokenizer-model",
     ),
     ({"save_interval": 2}, 1, "--save-interval needs --save"),
+    (
+        {"profile": True, "profile_step_start": 3, "profile_step_end": 3},
+        1,
+        "--profile-step-end 3 is not above --profile-step-start 3",
+    ),
+    ({"profile": True, "profile_ranks": [0, 2]}, 2, "--profile-ranks [0, 2]: there are 2 ranks, counted from 0"),
+    (
+        {"profile": True, "use_pytorch_profiler": True},
+        1,
+        "--use-pytorch-profiler writes its trace to --tensorboard-dir or --save: give one",
+    ),
+    ({"log_progress": True}, 1, "--log-progress needs --save"),
+    *LAYOUT_CASES,
 ]
 
 
@@ -197,6 +315,7 @@ CASES = [
 def test_wrong_combination(command, monkeypatch, capsys, changes, ranks, line):
     monkeypatch.setenv("WORLD_SIZE", str(ranks))
     monkeypatch.setattr("megatron.training.main._import_core", lambda: pytest.fail("nothing was refused"))
+    monkeypatch.setattr("megatron.training.checks.kernels._engine_is_missing", lambda: "not installed" in line)
     assert main(command(**changes)) == 2
     assert capsys.readouterr() == ("", f"pretrain_gpt.py: error: {line}\n")
 
@@ -225,6 +344,7 @@ def test_every_row_has_a_case(table):
         (BY_SAMPLES | {"rampup_batch_size": [2, 2, 8], "global_batch_size": 8}, 1),
         (BY_SAMPLES | {"lr_decay_samples": 32, "lr_warmup_samples": 8}, 1),
         ({"lr": 1e-3, "min_lr": 1e-3, "lr_warmup_init": 1e-3}, 1),
+        ({"attention_backend": "flash", "quant_type": "mxfp8", "quant_scope": "linear"}, 1),
         ({"lr_decay_style": "WSD", "lr_wsd_decay_iters": 1}, 1),
         ({"weight_decay_incr_style": "cosine", "start_weight_decay": 0.0, "end_weight_decay": 0.1}, 1),
     ],

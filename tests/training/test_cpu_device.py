@@ -206,3 +206,17 @@ class TestInstall:
     def test_seeding_torch_still_works(self):
         torch.manual_seed(3)  # calls torch.cuda.manual_seed_all, which must not be answered
         assert torch.initial_seed() == 3
+
+
+@needs_no_gpu
+def test_numbers_of_tokens_come_to_the_host_as_they_were_asked_for(one_rank):
+    """Splits of an all-to-all are lists of numbers to torch.distributed; a tensor is none."""
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+
+    counts = torch.tensor([3, 0, 5])
+    for module in (moe_utils, token_dispatcher):
+        assert module.maybe_move_tensor_to_cpu(counts, as_numpy=True).tolist() == [3, 0, 5]
+        assert not torch.is_tensor(module.maybe_move_tensor_to_cpu(counts, as_numpy=True))
+        assert module.maybe_move_tensor_to_cpu(counts, record_stream=True) is counts
+        assert module.maybe_move_tensor_to_cpu(None, as_numpy=True) is None
+    assert hasattr(moe_utils, "te_general_gemm")  # the router asks for it, with TransformerEngine and without

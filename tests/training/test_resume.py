@@ -99,7 +99,7 @@ def test_finetune_takes_the_weights_and_the_architecture_alone(whole, tmp_path):
 
 
 REFUSED = [
-    (["--use-distributed-optimizer"], "--use-distributed-optimizer does not resume exactly yet"),
+    (["--ckpt-step", 3], "--ckpt-step 3: not in "),
     (["--num-layers", LAYERS + 1], f"num_layers is {LAYERS} there and {LAYERS + 1} here"),
 ]
 
@@ -110,6 +110,17 @@ def test_what_can_not_be_resumed_is_refused_in_one_line(whole, flags, complaint)
     assert result.returncode == 2
     assert len(result.stderr.splitlines()) == 1
     assert complaint in result.stderr
+
+
+def test_an_earlier_checkpoint_can_be_chosen_and_few_are_kept(whole, tmp_path):
+    uninterrupted, directory = whole
+    shutil.copytree(directory, tmp_path / "copy")
+    flags = ["--load", tmp_path / "copy", "--save", tmp_path / "copy", "--save-interval", 1, "--ckpt-step", SAVED]
+    again = pretrain(*FLAGS, *flags, "--save-retain-interval", SAVED)
+    assert iterations(again) == list(range(SAVED + 1, ITERATIONS + 1))
+    assert again.losses == uninterrupted.losses[SAVED:]
+    assert f"saved checkpoint of iteration {SAVED + 1} in" in again.output
+    assert sorted(path.name for path in (tmp_path / "copy").glob("iter*")) == CHECKPOINTS
 
 
 def test_a_checkpoint_that_can_not_be_written_leaves_the_one_before(whole, stopped):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from megatron.training.batches import MicroBatch
+from megatron.training.data.batches import MicroBatch
 from megatron.training.steps import LOSS, ForwardStep, gradient_scale, summed_loss
 
 

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from megatron.training.checkpoint_directory import LATEST
+from megatron.training.checkpoint.checkpoint_directory import LATEST
 from megatron.training.failure import UsageError
+from megatron.training.main import main
 from megatron.training.validation import complete_model, iterations_for, prefixes_of, set_vocabulary
 
 
@@ -188,12 +189,11 @@ class TestLoad:
         with pytest.raises(UsageError, match="--use-checkpoint-args needs --load DIR"):
             parse(use_checkpoint_args=True)
 
-    def test_distributed_optimizer_does_not_resume(self, parse, checkpoint):
+    def test_the_checkpoint_of_an_iteration_has_to_be_there(self, parse, checkpoint):
         directory = checkpoint()
-        with pytest.raises(UsageError, match="--no-load-optim or --finetune"):
-            parse(load=directory, use_distributed_optimizer=True)
-        for way_out in ("finetune", "no_load_optim"):
-            assert parse(load=directory, use_distributed_optimizer=True, **{way_out: True}).use_distributed_optimizer
+        assert parse(load=directory, ckpt_step=3).ckpt_step == 3
+        with pytest.raises(UsageError, match=r"--ckpt-step 2: not in .*, which has 3"):
+            parse(load=directory, ckpt_step=2)
 
     def test_distributed_optimizer_starts_from_a_release(self, parse, checkpoint):
         assert parse(load=checkpoint("release"), use_distributed_optimizer=True).use_distributed_optimizer
@@ -205,3 +205,21 @@ def test_vocabulary_is_padded_for_the_tensor_parallel_ranks(parse, monkeypatch):
     for size, padded in ((1, 128), (128, 128), (129, 256), (32000, 32000), (49152, 49152), (50257, 50304)):
         set_vocabulary(args, size)
         assert (args.model_vocab_size, args.padded_vocab_size) == (size, padded)
+
+
+@pytest.mark.parametrize(
+    ("rank", "ranks", "line"),
+    [
+        ("a", "2", "the environment's RANK is 'a', not a number; torchrun sets it, or unset it"),
+        ("-1", "2", "the environment's RANK is '-1', not a number; torchrun sets it, or unset it"),
+        ("0", "", "the environment's WORLD_SIZE is '', not a number; torchrun sets it, or unset it"),
+        ("2", "2", "the environment's RANK is 2, and WORLD_SIZE 2; torchrun sets both, or unset them"),
+        ("0", "0", "the environment's RANK is 0, and WORLD_SIZE 0; torchrun sets both, or unset them"),
+    ],
+)
+def test_a_launcher_that_makes_no_sense_is_one_line(command, monkeypatch, capsys, rank, ranks, line):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    monkeypatch.setattr("megatron.training.main.GRACE_S", 0.0)
+    assert main(command()) == 2
+    assert capsys.readouterr() == ("", f"pretrain_gpt.py: error: {line}\n")

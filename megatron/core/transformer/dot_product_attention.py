@@ -23,6 +23,7 @@ from typing import Any
 
 from megatron.core.context_parallel import gather_sequence, positions_of
 from megatron.core.probe import ATTENTION_PROBS, Probe, maximum_over_shards
+from megatron.core.transformer.attention_watch import watched
 from megatron.quantscope.gemm import AttentionQuant, Tap
 from megatron.quantscope.gemm.attention import attention
 
@@ -96,7 +97,7 @@ def _probed_forward(
         shown = probe.shows("forward", "post", ATTENTION_PROBS)
         forward = functools.partial(_quantised_forward, module, quant=probe.quant, tap=inside, show_probabilities=shown)
     if outside is not None:
-        forward = functools.partial(_watched_forward, forward, outside)
+        forward = functools.partial(watched, forward, outside)
     return forward(query, key, value, attention_mask, **options)
 
 
@@ -137,30 +138,6 @@ def _quantised_forward(
         show_probabilities=show_probabilities,
         reduce_amax=maximum_over_shards(module),
     )
-
-
-def _watched_forward(
-    forward: Callable[..., Tensor],
-    tap: Tap,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    **options: Any,
-) -> Tensor:
-    """`forward`; operands, output and their gradients go to `tap`."""
-    # A view has a gradient of its own: that of this use, whatever else the operand feeds.
-    operands = {"query": query.view_as(query), "key": key.view_as(key), "value": value.view_as(value)}
-    for name, tensor in operands.items():
-        tap("forward", "pre", name, tensor)
-    output = forward(*operands.values(), attention_mask, **options)
-    tap("forward", "post", "output", output)
-    if output.requires_grad:
-        output.register_hook(lambda grad: tap("backward", "pre", "grad_output", grad))
-    for name, tensor in operands.items():
-        if tensor.requires_grad:
-            tensor.register_hook(functools.partial(tap, "backward", "post", f"grad_{name}"))
-    return output
 
 
 def _dropout_seed(module: torch.nn.Module, device: torch.device) -> int:

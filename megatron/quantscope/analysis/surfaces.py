@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron.quantscope.analysis.channels import max_pooled, peak_of, tokens_by_channels
+from megatron.quantscope.analysis.format_errors import Treatment
 from megatron.quantscope.analysis.quantised_view import QuantisedView, quantised_view
 from megatron.quantscope.analysis.roles import ACTIVATION, GRADIENT, role_of
 from megatron.quantscope.analysis.tables import location_of
+from megatron.quantscope.analysis.trained_as import TRAINED_AS
 from megatron.quantscope.capture.errors import CaptureError
 from megatron.quantscope.capture.location import Location
 from megatron.quantscope.formats import ALIASES, FORMATS
@@ -112,9 +114,15 @@ def _place(row: dict[Hashable, Any], *, outliers: bool = True) -> SurfacePlace:
         layer_type=row["layer_type"],
         tensor_name=row["tensor_name"],
         head_dim=int(head_dim) if head_dim is not None and head_dim == head_dim else None,
-        format=block_format(row["quant_type"]) if quantised else None,
+        format=_format_of(row) if quantised else None,
         outliers=outliers,
     )
+
+
+def _format_of(row: dict[Hashable, Any]) -> str:
+    """The format that the run used on this tensor if its blocks have E8M0 scales, else the run's."""
+    own = row.get(TRAINED_AS)
+    return block_format(Treatment.named(own).format if isinstance(own, str) else row["quant_type"])
 
 
 def _was_tried(row: dict[Hashable, Any]) -> bool:

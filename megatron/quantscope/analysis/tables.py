@@ -4,6 +4,7 @@
     summary.parquet   a row a tensor that was read: the same fields, and its `summary.TensorSummary`
 
 `offset` says where in a segment a tensor lies; it is null for a file of one tensor (`location_of` reads both).
+`trained_as` names the treatment that the run itself used on an operand, in its first GEMM (`trained_as`).
 
 A treatment `mxfp8` has the columns `mxfp8.sqnr_db`, `mxfp8.error_squares`, `mxfp8.underflow`, `mxfp8.saturated`,
 `mxfp8.lost` (elements) and `mxfp8.dead_blocks`; all but the first add up over rows. Those of `mxfp8@2` are null where a
@@ -31,6 +32,7 @@ from megatron.quantscope.analysis.identity import KEY
 from megatron.quantscope.analysis.replaced_files import replaced
 from megatron.quantscope.analysis.roles import module_label, role_of
 from megatron.quantscope.analysis.summary import TensorSummary
+from megatron.quantscope.analysis.trained_as import TRAINED_AS, trained_as
 from megatron.quantscope.capture.location import Location
 from megatron.quantscope.formats.catalog import MX_BLOCK
 
@@ -79,6 +81,7 @@ RECORD_COLUMNS: Mapping[str, str] = {
     "symbol": _TEXT,
     "family": _TEXT,
     "operand": _BOOL,
+    TRAINED_AS: _TEXT,
 }
 STATISTICS_COLUMNS: Mapping[str, str] = {
     "count": _INT,
@@ -153,6 +156,7 @@ def record_row(record: TensorRecord) -> Row:
         "symbol": role.symbol,
         "family": role.family,
         "operand": role.operand,
+        TRAINED_AS: trained_as(record),
         "gemms": [use.gemm for use in role.uses],
         "tp_rank": record.parallel.get("tp_rank"),
         "dp_rank": record.parallel.get("dp_rank"),

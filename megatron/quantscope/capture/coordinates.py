@@ -8,7 +8,7 @@ from datetime import datetime
 
 from megatron.quantscope.capture.errors import CaptureUsageError
 
-AXES = ("tp", "pp", "dp", "cp", "ep")  # tensor, pipeline, data, context and expert parallel
+AXES = ("tp", "pp", "dp", "cp", "ep", "etp")  # tensor, pipeline, data, context, expert, tensor of an expert
 STAMP_FORMAT = "%Y%m%d_%H%M%S"  # of run ids and file names: sorts by time, and has no character a file system dislikes
 _RUN_SUFFIX_BYTES = 3  # two runs started in one second differ here
 
@@ -31,6 +31,8 @@ class ParallelCoordinates:
     cp_size: int = 1
     ep_rank: int = 0
     ep_size: int = 1
+    etp_rank: int = 0
+    etp_size: int = 1
 
     def __post_init__(self) -> None:
         for axis in AXES:

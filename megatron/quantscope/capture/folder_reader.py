@@ -46,6 +46,10 @@ class FolderContent:
     run_info: dict[str, Any] = field(default_factory=dict)
     run_ids: list[str] = field(default_factory=list)
 
+    def quant_type(self, folder: Path) -> str:
+        """The type of what `folder` holds, as its run says, else as it is called."""
+        return str(self.run_info.get("quant_type") or folder.name)
+
 
 @dataclass(frozen=True)
 class FolderFiles:

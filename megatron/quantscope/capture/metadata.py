@@ -18,9 +18,12 @@ PHASES = ("pre", "post", "unknown")  # high-precision operands, results, and wha
 UNKNOWN = "unknown"
 COMPLETE = "complete"  # the field `stage` of a tensor that no reduction over ranks is still to change
 PARTIAL = "partial"  # of one rank's summand
+REDUCED = "reduced"  # of a sum over ranks that the module has taken before it shows the tensor
+PRE_NORM = "pre_norm"  # of what enters a norm that is one module with the GEMM: not the GEMM's own operand or result
+DEQUANTIZED = "dequantized"  # of a weight that exists in a low-precision format only
 
 # One step from this rank's tensor to the whole one, over the ranks of one axis of parallelism. "over" names the axis
-# ("tp", "cp"); the rest says what puts the ranks' tensors together, in the order of their ranks along the axis:
+# ("tp", "cp", "etp"); the rest says what puts the ranks' tensors together, in the order of their ranks along the axis:
 #     {"over": "tp", "dim": -1}                       concatenate along a dimension
 #     {"over": "tp", "dim": 0, "pieces": 2}           each holds its part of 2 pieces (gate and up): piece by piece
 #     {"over": "cp", "dim": 0, "order": "zigzag"}     of 2 n chunks rank r holds chunks r and 2 n - 1 - r
@@ -75,11 +78,12 @@ class TensorMetadata:
         sample_indices: Global indices of all samples of the micro-batch.
         document_ids: For each of these samples the documents of the data that it is made of; (): not known.
         micro_batch: Number of the micro-batch in its iteration, from 0.
-        parallel: Rank and size along tp, pp, dp, cp and ep.
+        parallel: Rank and size along tp, pp, dp, cp, ep and etp.
         shard: How the whole tensor lies over ranks, one split after the other (see `Split`); (): it is all here.
         shape: Elements along each dimension.
         dtype: torch's name, such as "bfloat16".
-        stage: "complete", or "partial" for one rank's summand before a reduction.
+        stage: "complete", or "partial" for one rank's summand before a reduction; of modules that are more than a GEMM
+            also "reduced", "pre_norm" and "dequantized" (see the constants above).
         recomputed: Whether the module's forward is run again for the backward.
         grad_scale: What gradients are multiplied by, against their part in the gradient of the mean loss: data times
             context parallel ranks (whose mean is taken later), and the loss scale. Where the loss is divided by the
@@ -88,6 +92,9 @@ class TensorMetadata:
         head_dim: Of attention: the features of one head, so that blocks along them do not cross heads in the rows
             that hold all heads side by side.
         softmax_scale: Of attention: what scores are multiplied by before the softmax.
+        routed: Of an expert of a mixture: the rows of its tensors are the tokens that the router sent it, in the order
+            of the dispatcher, from the micro-batches of all ranks that share the experts; not positions of
+            `sample_indices`, which are this rank's.
         run_id: The run that wrote it.
         extra: Further fields that a direct call of the saver added.
     """
@@ -118,6 +125,7 @@ class TensorMetadata:
     formats: dict[str, Any] = field(default_factory=dict)
     head_dim: int | None = None
     softmax_scale: float | None = None
+    routed: bool = False
     run_id: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 

@@ -13,6 +13,7 @@ from megatron.quantscope.capture.errors import CaptureError
 from megatron.quantscope.capture.files import TEMPORARY_PREFIX
 from megatron.quantscope.capture.folder import RUNS_FOLDER
 from megatron.quantscope.capture.folder_reader import FolderContent, holds_captures, read_folder
+from megatron.quantscope.capture.folders_of_nodes import of_one_run
 from megatron.quantscope.capture.full_tensor import LogicalTensors, full_tensor
 from megatron.quantscope.capture.record import TensorRecord
 from megatron.quantscope.capture.segment_file import map_tensor
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import pandas
     import torch
 
+Directory = str | os.PathLike[str]
 _PROBLEMS_NAMED = 3  # on one line
 _IDENTITY = ("quant_type", "run_id", "rank", "counter", "path")  # columns that no two rows have alike
 _STATISTICS = ("count", "zero", "nan", "inf", "min", "max", "amax", "mean", "rms", "std")
@@ -32,7 +34,7 @@ class Capture:
     """An opened capture; holds no tensor. Where a method takes a record, it takes a row of `frame()` as well.
 
     Attributes:
-        directory: What was opened.
+        directory: What was opened; of several directories the one above them all.
         records: One a kept tensor, by quant type, rank and order of saving.
         problems: One line for everything that is broken, missing, foreign or not completed.
         commits: Quant type -> iteration -> scalars (loss, ...) of the completed iterations.
@@ -134,37 +136,58 @@ class Capture:
 
 
 def open_capture(
-    directory: str | os.PathLike[str], *, run: str | None = None, quant_types: Sequence[str] | None = None
+    directory: Directory | Sequence[Directory], *, run: str | None = None, quant_types: Sequence[str] | None = None
 ) -> Capture:
     """Open a capture without reading a tensor.
 
     Args:
-        directory: A capture root (type folders below it), one type folder, or any folder of captured files.
+        directory: A capture root (type folders below it), one type folder, or any folder of captured files; or several
+            of them, one a node, where each node kept the tensors of its ranks in a directory of its own.
         run: Which run to read; None: of every type the latest that kept anything.
         quant_types: Which types to read; None: all.
 
     Raises:
-        CaptureError: when there is no such directory, or nothing captured in it, or not that run or type.
+        CaptureError: when there is no such directory, or nothing captured in it, or not that run or type, or when two
+            directories hold the same rank of a run.
     """
-    root = Path(directory)
-    contents = _read_folders(root, run)
-    capture = Capture(directory=root, records=[])
+    roots = [Path(each) for each in ([directory] if isinstance(directory, str | os.PathLike) else directory)]
+    contents = {folder: content for root in roots for folder, content in _read_folders(root, run).items()}
+    if len(roots) > 1:
+        contents = of_one_run(contents, run)
+    capture = Capture(directory=_above(roots), records=[])
     for folder, content in contents.items():
-        name = "" if folder == root else f"{folder.name}/"
+        name = _name_in(folder, capture.directory, several=len(roots) > 1)
         capture.problems.extend(f"{name}{problem}" for problem in content.problems)
         capture.records.extend(content.records)
         if content.run_ids:
-            quant_type = content.run_info.get("quant_type") or folder.name
-            capture.runs[quant_type] = content.run_ids
+            quant_type = content.quant_type(folder)
+            known = capture.runs.get(quant_type)
+            capture.runs[quant_type] = content.run_ids if known is None else sorted({*known, *content.run_ids})
             if content.run is not None:
-                capture.run_info[quant_type] = content.run_info
-                capture.commits[quant_type] = content.commits
+                capture.run_info.setdefault(quant_type, content.run_info)
+                capture.commits[quant_type] = content.commits | capture.commits.get(quant_type, {})
     if run is not None and not any(content.run == run for content in contents.values()):
-        raise CaptureError(f"no run {run} in {root}: there are {_listing(_all(contents.values()))}")
+        raise CaptureError(f"no run {run} in {capture.directory}: there are {_listing(_all(contents.values()))}")
     if not capture.records:
-        raise CaptureError(f"no captures in {root}" + _first_of(capture.problems))
+        raise CaptureError(f"no captures in {capture.directory}" + _first_of(capture.problems))
+    if len(roots) > 1:
+        capture.records.sort(key=lambda record: (record.rank or 0, record.counter))
     capture.records.sort(key=lambda record: record.quant_type)  # stable: rank and counter stay in order
     return capture if quant_types is None else _of_types(capture, quant_types)
+
+
+def _above(roots: Sequence[Path]) -> Path:
+    """The only root as it was given, else the directory above them all."""
+    if not roots:
+        raise CaptureError("no directory to read a capture from")
+    return roots[0] if len(roots) == 1 else Path(os.path.commonpath([root.absolute() for root in roots]))
+
+
+def _name_in(folder: Path, directory: Path, *, several: bool) -> str:
+    """What goes before a problem of `folder`."""
+    if several:
+        return f"{folder.absolute().relative_to(directory)}/"
+    return "" if folder == directory else f"{folder.name}/"
 
 
 def _first_of(problems: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from megatron.quantscope.capture.arena import Lease
 from megatron.quantscope.capture.hashing import checksum
+from megatron.quantscope.capture.listener import Listening
 from megatron.quantscope.capture.manifest import ManifestWriter, line_of
 from megatron.quantscope.capture.metadata import TensorMetadata
 from megatron.quantscope.capture.names import SUFFIX, CaptureName
@@ -47,6 +48,7 @@ class Row:
         wait: Returns when the copy is there; None: it is.
         measured: What was measured when the tensor was shown; None: measure the copy.
         link: Its place in a weight's chain of `pt` files.
+        observed: What a listener found out on the tensor's device.
     """
 
     iteration: int
@@ -57,6 +59,7 @@ class Row:
     wait: Callable[[], None] | None = None
     measured: Measurement | None = None
     link: Link | None = None
+    observed: object = None
 
     def release(self) -> None:
         """Give back the memory, and let no later row of the chain wait."""
@@ -78,6 +81,7 @@ class RowWriter:
         manifest: Where lines go; None: nowhere, in a dry run.
         files: Writes `pt` files; None: another store does.
         segments: Holds tensors where `files` is None, and the maps of block exponents; None: not needed.
+        keeps_tensors: Whether tensors are stored; if not, a row's copy is only measured.
         keeps_blocks: Whether maps of block exponents are made.
     """
 
@@ -87,12 +91,15 @@ class RowWriter:
         manifest: ManifestWriter | None,
         files: PtStore | None,
         segments: Segments | None,
+        keeps_tensors: bool = True,
         keeps_blocks: bool,
         fsync: bool = False,
     ) -> None:
+        self.listening: Listening | None = None  # told of every row
         self._manifest = manifest
         self._files = files
         self._segments = segments
+        self._keeps_tensors = keeps_tensors
         self._keeps_blocks = keeps_blocks
         self._fsync = fsync
         self._lock = threading.Lock()
@@ -117,10 +124,13 @@ class RowWriter:
         if row.tensor is not None:
             if row.wait is not None:
                 row.wait()
-            place, size = self._put(row, row.tensor, metadata, name, places)
+            if self._keeps_tensors:
+                place, size = self._put(row, row.tensor, metadata, name, places)
         figures = self._figures(row, name, (place["checksum"], known.dtype, known.shape), places)
         line = line_of("tensor", place | {"counter": row.counter} | metadata | figures)
         self._hand_in(row, places, line)
+        if self.listening is not None:
+            self.listening.row(known, figures["statistics"], row.tensor, row.observed)
         return size
 
     def finish(self, iteration: int) -> list[int]:

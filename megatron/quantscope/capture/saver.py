@@ -45,6 +45,7 @@ _FREE_FIELDS = (
     "formats",
     "head_dim",
     "softmax_scale",
+    "routed",
 )
 
 

@@ -28,6 +28,7 @@ from megatron.quantscope.capture.config import CaptureConfig
 from megatron.quantscope.capture.coordinates import ParallelCoordinates
 from megatron.quantscope.capture.errors import CaptureError
 from megatron.quantscope.capture.folder import RUNS_FOLDER
+from megatron.quantscope.capture.listener import RowListener
 from megatron.quantscope.capture.metadata import Split
 from megatron.quantscope.capture.names import check_part
 from megatron.quantscope.capture.plain import plain
@@ -133,6 +134,8 @@ class CaptureSession:
         leave_out: Collection[str] = (),
         head_dim: int | None = None,
         softmax_scale: float | None = None,
+        routed: bool = False,
+        stages: Mapping[str, str] | None = None,
     ) -> Site | None:
         """A place for one module's tensors; None when the filter keeps none of them.
 
@@ -146,6 +149,8 @@ class CaptureSession:
             leave_out: Tensor names that another rank keeps.
             head_dim: As in `TensorMetadata`, of attention.
             softmax_scale: As in `TensorMetadata`, of attention.
+            routed: As in `TensorMetadata`, of an expert.
+            stages: Tensor name -> its `stage`, where that does not follow from its shards.
 
         Raises:
             CaptureUsageError: for a part that can not be in a file name, and for values that metadata can not hold.
@@ -166,7 +171,14 @@ class CaptureSession:
             leave_out=frozenset(leave_out),
             head_dim=head_dim,
             softmax_scale=softmax_scale,
+            routed=routed,
+            stages=dict(stages or {}),
         )
+
+    def listen(self, listener: RowListener) -> None:
+        """Tell `listener` of every row from now on; call it before the first iteration, and at most once."""
+        if self._sink is not None:
+            self._sink.listen(listener)
 
     def begin_iteration(self, iteration: int) -> None:
         """An iteration begins; `iteration` counts those completed before it, also before a resume."""

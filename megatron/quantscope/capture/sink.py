@@ -30,6 +30,7 @@ from megatron.quantscope.capture.errors import CaptureError
 from megatron.quantscope.capture.files import force_names_to_disk
 from megatron.quantscope.capture.folder import RUNS_FOLDER, capture_folder
 from megatron.quantscope.capture.ledger import IterationLedger, Tally
+from megatron.quantscope.capture.listener import Listening, RowListener
 from megatron.quantscope.capture.manifest import ManifestWriter, manifest_path
 from megatron.quantscope.capture.pt_store import PtStore, WeightChains
 from megatron.quantscope.capture.record import PT
@@ -108,18 +109,28 @@ class TensorSink:
             manifest=self._manifest,
             files=PtStore(self._folder, budget, fsync=config.fsync, dry=config.dry_run) if in_files else None,
             segments=self._segments,
+            keeps_tensors=config.keeps_tensors,
             keeps_blocks=config.keeps_blocks,
             fsync=config.fsync,
         )
         self._ledger = IterationLedger(self._rows.finish, self._commit)
         self._writer = BackgroundWriter(self.fail)
         self._deferred: deque[Row] = deque()
+        self._listening: Listening | None = None
         self._shown: set[tuple[object, ...]] = set()  # of the running iteration
         self._entry = threading.Lock()  # between the training thread and whoever closes
         self._failing = threading.Lock()
         self._closed = False  # nothing is taken any more
         self._closing = threading.Lock()
         self._finished = False
+
+    def listen(self, listener: RowListener) -> None:
+        """Tell `listener` of every row.
+
+        Where no tensors are kept, those of the CPU are then copied for its sake, and measured by the writers.
+        """
+        self._listening = self._rows.listening = Listening(listener)
+        self._batch = 1  # a copy that waits for others holds memory
 
     def keep(self, tensor: torch.Tensor, shown: Shown) -> None:
         """Copy or measure `tensor` and hand it over; never raises, since training has to go on."""
@@ -225,6 +236,7 @@ class TensorSink:
             iteration=shown.iteration,
             counter=self._folder.next_counter(),
             describe=partial(shown.metadata, tuple(tensor.shape), tensor.dtype),
+            observed=self._listening.observe(tensor, shown) if self._listening and tensor.is_cuda else None,
             **taken,
         )
 
@@ -240,6 +252,8 @@ class TensorSink:
     def _measured(self, tensor: torch.Tensor, shown: Shown) -> dict[str, Any]:
         from megatron.quantscope.formats.block_exponents import map_shape
 
+        if self._listening is not None and not tensor.is_cuda:
+            return self._copied(tensor, shown)
         measured = self._statistics.measure(tensor)
         size = _MEASURED_BYTES + prod(map_shape(tensor, BLOCK))
         if not self._arena.has_room(size):
@@ -289,7 +303,12 @@ class TensorSink:
         if not self.failed:
             self._ledger.ended(iteration, scalars)
 
-    def _commit(self, fields: Mapping[str, object]) -> None:
+    def _commit(self, fields: Mapping[str, Any]) -> None:
+        self._append_commit(fields)
+        if self._listening is not None:
+            self._listening.iteration(fields["iteration"])
+
+    def _append_commit(self, fields: Mapping[str, Any]) -> None:
         if self._manifest is None:
             return
         if self._settings.config.fsync:

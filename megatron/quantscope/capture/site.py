@@ -12,6 +12,7 @@ from megatron.quantscope.capture.metadata import (
     COMPLETE,
     FORWARD,
     PARTIAL,
+    PRE_NORM,
     SAVE_TIME_FORMAT,
     Split,
     TensorMetadata,
@@ -53,6 +54,8 @@ class Site:
     leave_out: Collection[str]
     head_dim: int | None = None
     softmax_scale: float | None = None
+    routed: bool = False
+    stages: Mapping[str, str] = field(default_factory=dict)
     _kept: dict[tuple[str, str], bool] = field(default_factory=dict, repr=False, compare=False)  # what is known by now
 
     def tap(self) -> Tap | None:
@@ -98,6 +101,9 @@ class Shown(NamedTuple):
         """All that is known of it."""
         site, moment = self.site, self.moment
         shard = site.shards.get(self.tensor_name, ())
+        summand = any("reduce" in split for split in shard)
+        stage = site.stages.get(self.tensor_name, PARTIAL if summand else COMPLETE)
+        gemm = gemm_of(site.layer_type, self.operation, self.tensor_name)
         return TensorMetadata(
             **site.session.identity,
             sample_idx=moment.sample_indices[0] if moment.sample_indices else 0,
@@ -110,17 +116,18 @@ class Shown(NamedTuple):
             component=site.component,
             save_time=time.strftime(SAVE_TIME_FORMAT, time.localtime(self.seconds)),
             module=site.module,
-            gemm=gemm_of(site.layer_type, self.operation, self.tensor_name),
+            gemm=None if stage == PRE_NORM else gemm,
             sample_indices=moment.sample_indices,
             document_ids=moment.document_ids,
             micro_batch=moment.micro_batch,
             shard=shard,
             shape=shape,
             dtype=str(dtype).removeprefix("torch."),
-            stage=PARTIAL if any("reduce" in split for split in shard) else COMPLETE,
+            stage=stage,
             recomputed=moment.recomputed,
             grad_scale=moment.grad_scale,
             formats=dict(site.formats),
             head_dim=site.head_dim,
             softmax_scale=site.softmax_scale,
+            routed=site.routed,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from megatron.quantscope.flags.presets import PRESETS
 from megatron.quantscope.flags.table import Flag, FlagGroup
 from megatron.quantscope.flags.values import grad_scale, non_negative_int
 
@@ -39,7 +40,6 @@ QUANTIZATION_FLAGS = FlagGroup(
         Flag(
             name="--quant-scope",
             choices=QUANT_SCOPES,
-            default="both",
             help="which GEMMs are quantised (default both)",
         ),
         Flag(
@@ -51,7 +51,6 @@ QUANTIZATION_FLAGS = FlagGroup(
         Flag(
             name="--quant-scale-rule",
             choices=SCALE_RULES,
-            default="floor",
             help="how the scale of an MX block follows from its amax: floor is OCP's rule, rceil is TransformerEngine's"
             " (default floor)",
         ),
@@ -73,29 +72,27 @@ QUANTIZATION_FLAGS = FlagGroup(
         Flag(
             name="--quant-skip-first-layers",
             type=non_negative_int,
-            default=0,
             metavar="N",
             help="leave the first N transformer layers unquantised (default 0)",
         ),
         Flag(
             name="--quant-skip-last-layers",
             type=non_negative_int,
-            default=0,
             metavar="N",
             help="leave the last N transformer layers unquantised (default 0)",
         ),
         Flag(
             name="--quant-preset",
+            choices=tuple(PRESETS),
             metavar="NAME",
-            help="a published recipe by name",
-            refused="presets are not built yet; set --quant-type, --quant-scale-rule and --quant-operands instead",
+            help="the flags of a published recipe: " + ", ".join(PRESETS) + "; what is given by hand beside it wins "
+            "(docs/quantization.md says what each leaves out)",
         ),
         Flag(
             name="--quant-recipe",
             metavar="FILE.yaml",
-            help="module patterns and their formats, first match wins",
-            refused="recipe files are not built yet; use --quant-scope, --quant-skip-first-layers and "
-            "--quant-skip-last-layers instead",
+            help="patterns of module names and their formats, the first match wins; instead of all flags above, and of "
+            "CUSTOM_QUANT_TYPE (docs/quantization.md has the keys)",
         ),
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
-GRAD_SCALE_RULES = ("none", "pow2-amax")
+NO_GRAD_SCALE, POW2_AMAX = GRAD_SCALE_RULES = ("none", "pow2-amax")
 
 
 def non_negative_int(text: str) -> int:

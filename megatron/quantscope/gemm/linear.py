@@ -123,7 +123,8 @@ def _fprop(x: Tensor, w_NK: Tensor, quant: LinearQuant | None, reduce_amax: Redu
         return torch.matmul(x, w_NK.t())
     x_TK = quant.quantize(x.reshape(-1, x.shape[-1]), "fprop", "x", axis=1, reduce_amax=reduce_amax)
     w_NK = quant.quantize(w_NK, "fprop", "w", axis=1, reduce_amax=reduce_amax)
-    return matmul(x_TK, w_NK.t()).view(*x.shape[:-1], w_NK.shape[0])
+    # Not a view of the product: upstream's loss writes into the logits, which autograd forbids for such a view.
+    return matmul(x_TK.reshape(x.shape), w_NK.t())
 
 
 def _dgrad(dy: Tensor, w_NK: Tensor, quant: LinearQuant | None, reduce_amax: ReduceAmax | None) -> Tensor:

@@ -18,7 +18,6 @@ two changes no digit, so only the format does.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -28,10 +27,11 @@ import torch
 from torch import Tensor
 
 from megatron.quantscope.flags.quantization import SCALE_RULES, UNQUANTIZED
-from megatron.quantscope.flags.values import GRAD_SCALE_RULES
+from megatron.quantscope.flags.values import NO_GRAD_SCALE, POW2_AMAX
 from megatron.quantscope.formats import Format, get_format
 from megatron.quantscope.formats.dispatch import fake_quantize, fake_quantize_both
 from megatron.quantscope.formats.scales import largest_magnitude
+from megatron.quantscope.gemm.setting import check_grad_scale
 
 ReduceAmax = Callable[[Tensor], Tensor]
 """Maximum of a scalar tensor over the ranks that hold shards of an operand."""
@@ -40,9 +40,7 @@ _Run = Callable[[Tensor, Format, str, Tensor | None], tuple[Tensor, ...]]
 Gemms = Mapping[str, tuple[str, str]]
 
 GRADIENT_OPERANDS = frozenset({"dy", "do", "ds"})
-NO_GRAD_SCALE, POW2_AMAX = GRAD_SCALE_RULES
 _MAX_SCALE_EXPONENT = 126  # so that neither 2^e nor 2^-e is subnormal or overflows in float32
-_POWER_OF_TWO_FRACTION = 0.5  # of math.frexp
 _Self = TypeVar("_Self", bound="OperandFormats")
 
 
@@ -174,15 +172,6 @@ class AttentionQuant(OperandFormats):
         "dq": ("ds", "k"),
         "dk": ("ds", "q"),
     }
-
-
-def check_grad_scale(value: str | float) -> None:
-    """Raise ValueError unless the value is one of the rules or a power of two."""
-    known = value in GRAD_SCALE_RULES
-    if not known and (isinstance(value, str) or not value > 0 or math.frexp(value)[0] != _POWER_OF_TWO_FRACTION):
-        raise ValueError(
-            f"gradient scale {value!r} is not allowed: give {', '.join(GRAD_SCALE_RULES)} or a power of two"
-        )
 
 
 def pow2_scale(amax: Tensor, limit: float) -> Tensor:

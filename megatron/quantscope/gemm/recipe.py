@@ -1,9 +1,9 @@
 """From the flags to the formats of every GEMM: which module is quantised, and what its operands become.
 
-One `QuantConfig` a run. It answers for each module, by its place in the network, with the formats of its operands or
-with None, which means upstream's own path: type `none`, a scope that leaves the module out, a skipped layer, or a
-module outside the transformer layers (the LM head). Forward operands (x, w; q, k, p, v) have the run's type; gradient
-operands (dy; do, ds) have the backward type, which is the run's type unless another is given.
+One `QuantConfig` a run. It answers for each module, by its name and place in the network, with the formats of its
+operands or with None, which means upstream's own path. With the flags that is: type `none`, a scope that leaves the
+module out, a skipped layer, or a module outside the transformer layers (the LM head). A recipe file says it by rules
+(`module_rules`), and then no flag does. Imports no torch: a wrong value is answered before it.
 """
 
 from __future__ import annotations
@@ -11,57 +11,44 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from megatron.quantscope.flags.presets import PRESETS
 from megatron.quantscope.flags.quantization import (
     GEMMS,
     OPERANDS,
     QUANT_SCOPES,
     QUANT_TYPES,
+    QUANTIZATION_FLAGS,
     SCALE_RULES,
     UNQUANTIZED,
 )
-from megatron.quantscope.formats import get_format
-from megatron.quantscope.gemm.operands import (
-    GRADIENT_OPERANDS,
-    NO_GRAD_SCALE,
-    POW2_AMAX,
-    AttentionQuant,
-    LinearQuant,
-    check_grad_scale,
-)
+from megatron.quantscope.gemm.module_rules import Hit, ModuleRules
+from megatron.quantscope.gemm.setting import Setting, check_grad_scale, check_one_of
+
+if TYPE_CHECKING:
+    from megatron.quantscope.gemm.operands import AttentionQuant, LinearQuant
 
 QUANT_TYPE_VARIABLE = "CUSTOM_QUANT_TYPE"
-DEFAULT_GRAD_SCALES = {"hifp8": POW2_AMAX, "fp16": POW2_AMAX}
-"""Formats whose range no scale of their own moves to where gradients are."""
-
-TABLE_HEADER = ("module", "layers", "GEMM", "operand", "format", "along", "scale rule", "gradient scale")
-CONTRACTION_AXES = {
-    "fprop": "K (input features)",
-    "dgrad": "N (output features)",
-    "wgrad": "T (tokens)",
-    "scores": "head dimension",
-    "context": "keys",
-    "dv": "queries",
-    "dp": "head dimension",
-    "dq": "keys",
-    "dk": "queries",
-}
+_PRESET, _RECIPE = "quant_preset", "quant_recipe"
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantConfig:
-    """What is quantised, and how: the values of the quantisation flags.
+    """What is quantised, and how: the values of the quantisation flags, or the rules of a recipe file.
 
     Attributes:
         quant_type: Format of the operands, or `none`.
         scope: `linear`, `attention` or `both`.
         backward_type: Format of the gradient operands, or `none`; None: the same as `quant_type`.
         scale_rule: `floor` or `rceil`, for formats with E8M0 scales.
-        grad_scale: `none`, `pow2-amax` or a power of two; None: by the backward type (`DEFAULT_GRAD_SCALES`).
+        grad_scale: `none`, `pow2-amax` or a power of two; None: by the backward type.
         operands: Linear operands (x, w, dy) and GEMMs (fprop, dgrad, wgrad) to quantise; naming none of a kind means
             all of that kind.
         skip_first_layers: This many layers at the start are not quantised.
         skip_last_layers: This many layers at the end are not quantised.
+        preset: The preset that these values began with; None: there was none.
+        rules: Of a recipe file, in place of all of the above; None: there is none.
     """
 
     quant_type: str = UNQUANTIZED
@@ -72,122 +59,142 @@ class QuantConfig:
     operands: tuple[str, ...] = ()
     skip_first_layers: int = 0
     skip_last_layers: int = 0
+    preset: str | None = None
+    rules: ModuleRules | None = None
 
     def __post_init__(self) -> None:
-        _check_one_of("--quant-type", self.quant_type, QUANT_TYPES)
-        _check_one_of("--quant-backward-type", self.gradient_type, QUANT_TYPES)
-        _check_one_of("--quant-scope", self.scope, QUANT_SCOPES)
-        _check_one_of("--quant-scale-rule", self.scale_rule, SCALE_RULES)
+        check_one_of("--quant-type", self.quant_type, QUANT_TYPES)
+        check_one_of("--quant-backward-type", self._setting.gradient_type, QUANT_TYPES)
+        check_one_of("--quant-scope", self.scope, QUANT_SCOPES)
+        check_one_of("--quant-scale-rule", self.scale_rule, SCALE_RULES)
         for part in self.operands:
-            _check_one_of("--quant-operands", part, OPERANDS + GEMMS)
-        check_grad_scale(self.resolved_grad_scale)
+            check_one_of("--quant-operands", part, OPERANDS + GEMMS)
+        check_grad_scale(self._setting.resolved_grad_scale)
         if self.skip_first_layers < 0 or self.skip_last_layers < 0:
             raise ValueError("--quant-skip-first-layers and --quant-skip-last-layers must be >= 0")
-        if self.quant_type == UNQUANTIZED and self.gradient_type != UNQUANTIZED:
+        if self.quant_type == UNQUANTIZED and self._setting.gradient_type != UNQUANTIZED:
             raise ValueError(f"--quant-backward-type {self.backward_type} needs a --quant-type other than none")
 
     @classmethod
     def from_namespace(cls, namespace: Namespace) -> QuantConfig:
         """The configuration of parsed flags (`megatron.quantscope.flags.QUANTIZATION_FLAGS`).
 
-        Where `--quant-type` was not given, the environment variable CUSTOM_QUANT_TYPE stands in for it.
+        What is given by hand comes before the environment variable CUSTOM_QUANT_TYPE, that before the defaults. Given
+        by hand are the flags and, where they say nothing, the preset; or a recipe file, which excludes them.
 
         Raises:
             ValueError: A value is not allowed; the message says which and what is.
         """
-        quant_type = namespace.quant_type
-        if quant_type is None:
-            quant_type = os.environ.get(QUANT_TYPE_VARIABLE) or UNQUANTIZED
-            _check_one_of(QUANT_TYPE_VARIABLE, quant_type, QUANT_TYPES)
-        return cls(
-            quant_type=quant_type,
-            scope=namespace.quant_scope,
-            backward_type=namespace.quant_backward_type,
-            scale_rule=namespace.quant_scale_rule,
-            grad_scale=namespace.quant_grad_scale,
-            operands=tuple(namespace.quant_operands or ()),
-            skip_first_layers=namespace.quant_skip_first_layers,
-            skip_last_layers=namespace.quant_skip_last_layers,
-        )
+        given = _given(namespace)
+        recipe = given.pop(_RECIPE, None)
+        if recipe is not None:
+            return cls(rules=_rules(recipe, given))
+        preset = given.pop(_PRESET, None)
+        if preset is not None:
+            check_one_of("--quant-preset", preset, tuple(PRESETS))
+            given = {**PRESETS[preset].flags, **given}
+        given.setdefault("quant_type", _type_of_environment())
+        fields = {_FIELDS[name]: value for name, value in given.items()}
+        return cls(**fields | {"operands": tuple(fields.get("operands", ())), "preset": preset})
+
+    def write_back(self, namespace: Namespace) -> None:
+        """Put the values that hold into the namespace of the flags; a recipe file leaves it as it is."""
+        if self.rules is None:
+            for name, field in _FIELDS.items():
+                setattr(namespace, name, getattr(self, field))
 
     @property
     def label(self) -> str:
-        """The run's quant type, as names of files and folders carry it."""
-        return self.quant_type
+        """The run's quant type, as names of files and folders carry it; with a recipe file its name."""
+        return self.quant_type if self.rules is None else self.rules.name
 
     @property
-    def gradient_type(self) -> str:
-        """Format of the gradient operands."""
-        return self.quant_type if self.backward_type is None else self.backward_type
+    def quantizes(self) -> bool:
+        """Whether anything can be quantised."""
+        if self.rules is None:
+            return self.quant_type != UNQUANTIZED
+        settings = [self.rules.default, *(rule.setting for rule in self.rules.rules)]
+        return any(setting.quant_type != UNQUANTIZED for setting in settings)
 
-    @property
-    def resolved_grad_scale(self) -> str | float:
-        """The gradient scale, the backward type's default filled in."""
-        if self.grad_scale is not None:
-            return self.grad_scale
-        return DEFAULT_GRAD_SCALES.get(self.gradient_type, NO_GRAD_SCALE)
+    def linear(self, module: str, layer_idx: int | None, num_layers: int) -> LinearQuant | None:
+        """The operand formats of a linear layer; None: upstream's own path.
 
-    def linear(self, layer_idx: int | None, num_layers: int) -> LinearQuant | None:
-        """The operand formats of a linear layer of transformer layer `layer_idx` (from 0; None: outside the layers)."""
-        if not self._quantizes("linear", layer_idx, num_layers):
-            return None
-        gemms = {
-            gemm: {operand: self._linear_type(gemm, operand) for operand in operands}
-            for gemm, operands in LinearQuant.GEMMS.items()
-        }
-        return LinearQuant(gemms=gemms, scale_rule=self.scale_rule, grad_scale=self.resolved_grad_scale)
-
-    def attention(self, layer_idx: int | None, num_layers: int) -> AttentionQuant | None:
-        """The operand formats of the attention of transformer layer `layer_idx` (from 0; None: outside the layers)."""
-        if not self._quantizes("attention", layer_idx, num_layers):
-            return None
-        gemms = {
-            gemm: {operand: self._type_of(operand) for operand in operands}
-            for gemm, operands in AttentionQuant.GEMMS.items()
-        }
-        return AttentionQuant(gemms=gemms, scale_rule=self.scale_rule, grad_scale=self.resolved_grad_scale)
-
-    def table(self, num_layers: int) -> list[tuple[str, ...]]:
-        """Rows for the start-up table, a header first; only the header where nothing is quantised.
-
-        The columns are those of `TABLE_HEADER`; a rule that does not concern an operand is "-".
+        Args:
+            module: Full name with global layer and expert numbers, such as `decoder.layers.3.mlp.linear_fc1`.
+            layer_idx: Its transformer layer from 0; None: it is outside the layers.
+            num_layers: Of the whole model.
         """
-        rows: list[tuple[str, ...]] = [TABLE_HEADER]
-        layers = range(self.skip_first_layers, num_layers - self.skip_last_layers)
-        if not layers:
-            return rows
-        span = f"{layers[0]}-{layers[-1]} of {num_layers}"
-        quants = {"linear": self.linear(layers[0], num_layers), "attention": self.attention(layers[0], num_layers)}
-        for module, quant in quants.items():
-            for gemm, operands in quant.gemms.items() if quant else ():
-                for operand, name in operands.items():
-                    rules = self._rules(operand, name)
-                    rows.append((module, span, gemm, operand, name, CONTRACTION_AXES[gemm], *rules))
-        return rows
+        setting = self._setting_of("linear", module, layer_idx, num_layers)
+        return setting.linear()
 
-    def _quantizes(self, module: str, layer_idx: int | None, num_layers: int) -> bool:
-        if self.quant_type == UNQUANTIZED or self.scope not in (module, "both") or layer_idx is None:
-            return False
-        return self.skip_first_layers <= layer_idx < num_layers - self.skip_last_layers
+    def attention(self, module: str, layer_idx: int | None, num_layers: int) -> AttentionQuant | None:
+        """The operand formats of a core attention; arguments and result as of `linear`."""
+        setting = self._setting_of("attention", module, layer_idx, num_layers)
+        return setting.attention()
 
-    def _type_of(self, operand: str) -> str:
-        return self.gradient_type if operand in GRADIENT_OPERANDS else self.quant_type
+    def match(self, module: str, layer_idx: int | None, num_layers: int) -> Hit | None:
+        """The pattern of the recipe file that a module belongs to; None: none does, or there is no file."""
+        return None if self.rules is None else self.rules.match(module, layer_idx, num_layers)
 
-    def _linear_type(self, gemm: str, operand: str) -> str:
-        named = self._is_named(gemm, GEMMS) and self._is_named(operand, OPERANDS)
-        return self._type_of(operand) if named else UNQUANTIZED
+    def describe(self) -> dict[str, Any]:
+        """Plain JSON: where the formats come from."""
+        if self.rules is not None:
+            return {"recipe": {"file": self.rules.path, "name": self.rules.name, "text": self.rules.text}}
+        if self.preset is None:
+            return {}
+        preset = PRESETS[self.preset]
+        return {"preset": {"name": preset.name, "source": preset.source, "differs": list(preset.differs)}}
 
-    def _is_named(self, part: str, kind: tuple[str, ...]) -> bool:
-        named = [name for name in self.operands if name in kind]
-        return not named or part in named
+    @property
+    def _setting(self) -> Setting:
+        return Setting(
+            quant_type=self.quant_type,
+            backward_type=self.backward_type,
+            scale_rule=self.scale_rule,
+            grad_scale=self.grad_scale,
+            operands=self.operands,
+        )
 
-    def _rules(self, operand: str, name: str) -> tuple[str, str]:
-        if name == UNQUANTIZED:
-            return "-", "-"
-        scale_rule = self.scale_rule if get_format(name).scale == "e8m0" else "-"
-        return scale_rule, str(self.resolved_grad_scale) if operand in GRADIENT_OPERANDS else "-"
+    def _setting_of(self, kind: str, module: str, layer_idx: int | None, num_layers: int) -> Setting:
+        if self.rules is not None:
+            return self.rules.setting(module, layer_idx, num_layers)
+        if self.scope not in (kind, "both") or layer_idx is None:
+            return Setting()
+        kept = self.skip_first_layers <= layer_idx < num_layers - self.skip_last_layers
+        return self._setting if kept else Setting()
 
 
-def _check_one_of(flag: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{flag} {value!r} is not allowed: choose from {', '.join(allowed)}")
+_FIELDS = {
+    "quant_type": "quant_type",
+    "quant_scope": "scope",
+    "quant_backward_type": "backward_type",
+    "quant_scale_rule": "scale_rule",
+    "quant_grad_scale": "grad_scale",
+    "quant_operands": "operands",
+    "quant_skip_first_layers": "skip_first_layers",
+    "quant_skip_last_layers": "skip_last_layers",
+}
+"""Destination of a flag -> field."""
+
+
+def _given(namespace: Namespace) -> dict[str, Any]:
+    """Destination -> value of the flags that were given."""
+    names = [flag.destination for flag in QUANTIZATION_FLAGS.flags]
+    values = {name: getattr(namespace, name, None) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _rules(path: str, others: dict[str, Any]) -> ModuleRules:
+    """The rules of a recipe file, which must be the only thing that was given."""
+    if others:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in others)
+        raise ValueError(f"--quant-recipe {path} says what is quantised how: leave out {flags}, or the recipe")
+    from megatron.quantscope.gemm.recipe_file import read_recipe  # yaml is imported where a file is read
+
+    return read_recipe(path)
+
+
+def _type_of_environment() -> str:
+    name = os.environ.get(QUANT_TYPE_VARIABLE) or UNQUANTIZED
+    check_one_of(QUANT_TYPE_VARIABLE, name, QUANT_TYPES)
+    return name

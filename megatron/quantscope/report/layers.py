@@ -9,13 +9,15 @@ import numpy as np
 
 from megatron.quantscope.analysis.aggregate import Floats, layer_matrix, merged
 from megatron.quantscope.analysis.study import Study
+from megatron.quantscope.analysis.trained_as import OWN, is_mixed, with_own
 from megatron.quantscope.report import numbers
 from megatron.quantscope.report.axes import draw_site_image
 from megatron.quantscope.report.page import new_page
 from megatron.quantscope.report.panels import add_panels, color_bar
-from megatron.quantscope.report.style import SEQUENTIAL, format_title, shown_format, tried_formats
+from megatron.quantscope.report.style import SEQUENTIAL, format_title, shown_format, treatment_titles, tried_formats
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.figure import Figure
 
 _FLOOR_PERCENT = 1e-5
@@ -81,8 +83,10 @@ def draw_kurtosis(study: Study, quant_type: str) -> Figure | None:
 
 def draw_underflow(study: Study, quant_type: str) -> Figure | None:
     """Image of the underflow under the run's own format, or MXFP8 where the run has none of its own."""
-    name = shown_format(quant_type).name
-    if not tried_formats(study.of_type(quant_type), (name,)):
+    frame, name = study.of_type(quant_type), shown_format(quant_type).name
+    if is_mixed(frame, name):
+        return _draw_metric(study, quant_type, _own_underflow(frame), with_own(frame))
+    if not tried_formats(frame, (name,)):
         return None
     metric = Metric(
         column=f"{name}.underflow_percent",
@@ -94,10 +98,21 @@ def draw_underflow(study: Study, quant_type: str) -> Figure | None:
     return _draw_metric(study, quant_type, metric)
 
 
-def _draw_metric(study: Study, quant_type: str, metric: Metric) -> Figure | None:
+def _own_underflow(frame: pandas.DataFrame) -> Metric:
+    return Metric(
+        column=f"{OWN}.underflow_percent",
+        title="Underflow of every operand under its own format",
+        note=f"Percent of the non-zero elements that became 0; formats of this run: {treatment_titles(frame)}. Results "
+        "of GEMMs, and operands that the run left as they were, are blank.",
+        base=10,
+        floor=_FLOOR_PERCENT,
+    )
+
+
+def _draw_metric(study: Study, quant_type: str, metric: Metric, frame: pandas.DataFrame | None = None) -> Figure | None:
     from matplotlib.colors import Normalize
 
-    frame = study.of_type(quant_type)
+    frame = study.of_type(quant_type) if frame is None else frame
     frame = frame[frame["layer_idx"].notna()]
     if frame.empty:
         return None

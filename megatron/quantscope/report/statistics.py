@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from megatron.quantscope.analysis.aggregate import merged
 from megatron.quantscope.analysis.roles import site_order
 from megatron.quantscope.analysis.study import Study
+from megatron.quantscope.analysis.trained_as import OWN, is_mixed, with_own
 from megatron.quantscope.report import numbers
 from megatron.quantscope.report.page import new_page
 from megatron.quantscope.report.style import (
@@ -17,6 +18,7 @@ from megatron.quantscope.report.style import (
     MISSING,
     format_title,
     shown_format,
+    treatment_titles,
     tried_formats,
 )
 
@@ -34,16 +36,18 @@ _NONFINITE = "NaN + Inf"
 
 def draw_table(study: Study, quant_type: str) -> Figure | None:
     """The numbers of every site, all layers together."""
-    frame = study.of_type(quant_type)
+    frame, name = study.of_type(quant_type), shown_format(quant_type).name
+    under = format_title(name)
+    if is_mixed(frame, name):
+        frame, name, under = with_own(frame), OWN, f"each operand's own format ({treatment_titles(frame)})"
     groups = merged(frame, "site")
     sites = sorted(groups.index, key=site_order)
-    name = shown_format(quant_type).name
     page = new_page(
         11.0,
         0.2 + _ROW * (len(sites) + 1),
         title="Every site in numbers",
         note="All layers, micro-batches and ranks together; SQNR in dB, underflow and saturation under "
-        f"{format_title(name)}; kurtosis is the worst tensor's.",
+        f"{under}; kurtosis is the worst tensor's.",
         study=study,
         quant_type=quant_type,
         frame=frame,

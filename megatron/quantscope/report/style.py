@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megatron.quantscope.analysis.exponents import NORMAL, OVERFLOW, SUBNORMAL, UNDERFLOW
+from megatron.quantscope.analysis.format_errors import FLOOR, Treatment
 from megatron.quantscope.analysis.roles import ACTIVATION, GRADIENT, WEIGHT, WEIGHT_GRADIENT
+from megatron.quantscope.analysis.trained_as import own_treatments
 from megatron.quantscope.formats import ALIASES, FORMATS, Format
 
 if TYPE_CHECKING:
@@ -95,6 +97,16 @@ def format_title(name: str) -> str:
     """How figures write a format or quant type."""
     canonical = ALIASES.get(name, name)
     return FORMATS[canonical].title if canonical in FORMATS else name
+
+
+def treatment_titles(frame: pandas.DataFrame) -> str:
+    """How figures write what a run did to the tensors of these rows: "MXFP4, MXFP8 (rceil)"."""
+    titles = []
+    for name in own_treatments(frame):
+        treatment = Treatment.named(name)
+        rule = "" if treatment.scale_rule == FLOOR else f" ({treatment.scale_rule})"
+        titles.append(f"{format_title(treatment.format)}{rule}")
+    return ", ".join(titles)
 
 
 def shown_format(quant_type: str) -> Format:

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 from megatron.quantscope import columns
 from megatron.quantscope.analysis.aggregate import merged
 from megatron.quantscope.analysis.findings import Finding, unseen
-from megatron.quantscope.analysis.findings.words import counted
+from megatron.quantscope.analysis.findings.words import counted, layers
 from megatron.quantscope.analysis.global_statistics import global_statistics
 from megatron.quantscope.analysis.replaced_files import replaced
 from megatron.quantscope.analysis.roles import site_order
 from megatron.quantscope.analysis.study import Study
+from megatron.quantscope.analysis.trained_as import is_mixed, layers_by_treatment
 from megatron.quantscope.report import numbers
 from megatron.quantscope.report.page import provenance
-from megatron.quantscope.report.style import format_title, tried_formats
+from megatron.quantscope.report.style import format_title, shown_format, tried_formats
 
 if TYPE_CHECKING:
     import pandas
@@ -74,6 +75,7 @@ def tensor_text(study: Study) -> str:
             f"== {format_title(quant_type)}: {counted(rows, 'tensor')}{_kept(frame)}",
             numbers.facts(frame),
             "",
+            *_own_formats(frame, quant_type),
             "-- every site: all layers, micro-batches and ranks together; kurtosis is the worst tensor's",
             aligned(_site_lines(merged(frame, "site"))),
             "",
@@ -87,6 +89,25 @@ def tensor_text(study: Study) -> str:
     parts.append(f"== not read: {len(study.problems)}")
     parts += [f"   {problem}" for problem in study.problems]
     return "\n".join(parts) + "\n"
+
+
+def _own_formats(frame: pandas.DataFrame, quant_type: str) -> list[str]:
+    """What the run did to which operands, where that is not one format for all."""
+    if not is_mixed(frame, shown_format(quant_type).name):
+        return []
+    found = layers_by_treatment(frame)
+    alike: dict[tuple[str, str], list[str]] = {}
+    for site in sorted(found, key=site_order):
+        for treatment, where in found[site].items():
+            alike.setdefault((treatment or "as it was", layers(sorted(where))), []).append(site)
+    groups = sorted(alike.items(), key=_where)
+    lines = [f"{treatment} in {where}: {', '.join(sites)}" for (treatment, where), sites in groups]
+    wrapped = [part for line in lines for part in textwrap.wrap(line, _TEXT_WIDTH, subsequent_indent=_LIMITS_INDENT)]
+    return ["-- a mixed run: what the operands were quantised to along their first GEMM", *wrapped, ""]
+
+
+def _where(group: tuple[tuple[str, str], list[str]]) -> str:
+    return group[0][1]
 
 
 def _kept(frame: pandas.DataFrame) -> str:

@@ -10,8 +10,8 @@ DATA_CHECKS: tuple[Check, ...] = (
         "give one of --data-path, --train-data-path and --mock-data",
     ),
     (
-        lambda a: a.split and not a.data_path,
-        "--split goes with --data-path",
+        lambda a: a.split and a.train_data_path,
+        "--split goes with --data-path, not with --train-data-path",
     ),
     (
         lambda a: not a.tokenizer_type,

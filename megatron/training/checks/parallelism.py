@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from megatron.training.checks.pipeline import PIPELINE_CHECKS
 from megatron.training.checks.table import Check
 
 PARALLELISM_CHECKS: tuple[Check, ...] = (
@@ -41,10 +42,7 @@ PARALLELISM_CHECKS: tuple[Check, ...] = (
         "--seq-length {seq_length} is not a multiple of --context-parallel-size {context_parallel_size} x "
         "--tensor-model-parallel-size {tensor_model_parallel_size}, which --sequence-parallel needs",
     ),
-    (
-        lambda a: a.num_layers % a.pipeline_model_parallel_size,
-        "--num-layers {num_layers} is not a multiple of --pipeline-model-parallel-size {pipeline_model_parallel_size}",
-    ),
+    *PIPELINE_CHECKS,
     (
         lambda a: a.overlap_param_gather and not (a.use_distributed_optimizer and a.overlap_grad_reduce),
         "--overlap-param-gather needs --use-distributed-optimizer and --overlap-grad-reduce",

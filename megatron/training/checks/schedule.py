@@ -12,6 +12,12 @@ def _ramp(args: argparse.Namespace) -> list[int]:
     return list(args.rampup_batch_size[:2])
 
 
+def _counts(args: argparse.Namespace) -> list[int]:
+    """Micro-batches an iteration: at the end, and where a growing batch starts and by how many it grows."""
+    batches = [args.global_batch_size, *(_ramp(args) if args.rampup_batch_size else ())]
+    return [batch // (args.micro_batch_size * args.data_parallel_size) for batch in batches]
+
+
 SCHEDULE_CHECKS: tuple[Check, ...] = (
     (
         lambda a: not a.micro_batch_size,
@@ -56,6 +62,15 @@ SCHEDULE_CHECKS: tuple[Check, ...] = (
         lambda a: a.rampup_batch_size and any(n % (a.micro_batch_size * a.data_parallel_size) for n in _ramp(a)),
         "--rampup-batch-size {rampup_batch_size[0]} {rampup_batch_size[1]}: start and increment must be multiples of "
         "--micro-batch-size {micro_batch_size} x data parallel size {data_parallel_size}",
+    ),
+    (
+        lambda a: (
+            a.virtual_pipeline_model_parallel_size and any(n % a.pipeline_model_parallel_size for n in _counts(a))
+        ),
+        "the interleaved schedule takes micro-batches in groups of --pipeline-model-parallel-size "
+        "{pipeline_model_parallel_size}: --global-batch-size {global_batch_size} (and the steps of "
+        "--rampup-batch-size) must be multiples of that x --micro-batch-size {micro_batch_size} x data parallel size "
+        "{data_parallel_size}",
     ),
     (
         lambda a: a.lr is None,

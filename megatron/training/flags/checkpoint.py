@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from megatron.quantscope.flags import Flag, FlagGroup
-from megatron.quantscope.flags.values import positive_int
+from megatron.quantscope.flags.values import non_negative_int, positive_int
+
+EXIT_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 CHECKPOINT_FLAGS = FlagGroup(
     "checkpoints",
@@ -55,7 +57,79 @@ CHECKPOINT_FLAGS = FlagGroup(
             switch=True,
             default=False,
             help="write checkpoints while training goes on",
-            refused="asynchronous saving is not supported yet",
+        ),
+        Flag(
+            name="--save-retain-interval",
+            type=positive_int,
+            metavar="N",
+            help="keep the checkpoints of every N-th iteration and the latest one, remove others (default: keep all)",
+        ),
+        Flag(
+            name="--ckpt-step",
+            type=non_negative_int,
+            metavar="N",
+            help="load the checkpoint of iteration N instead of the latest",
+        ),
+        Flag(
+            name="--dist-ckpt-optim-fully-reshardable",
+            switch=True,
+            default=False,
+            help="write the distributed optimizer's state so that it can be loaded under any layout, not only another "
+            "data parallel size; gathers it when saving",
+        ),
+        Flag(
+            name="--no-ckpt-fully-parallel-save",
+            dest="ckpt_fully_parallel_save",
+            switch=True,
+            const=False,
+            default=True,
+            help="let the first data parallel rank write weights alone, instead of all of them a share",
+        ),
+        Flag(
+            name="--ckpt-fully-parallel-save",
+            dest="ckpt_fully_parallel_save_deprecated",
+            switch=True,
+            default=False,
+            help="accepted and without effect: it is the default",
+        ),
+        Flag(
+            name="--ckpt-fully-parallel-load",
+            switch=True,
+            default=False,
+            help="share reading among data parallel ranks",
+            refused="every rank reads what it needs",
+        ),
+        Flag(
+            name="--ckpt-assume-constant-structure",
+            switch=True,
+            default=False,
+            help="work out once, not at each save, which rank writes what",
+        ),
+        Flag(
+            name="--dist-ckpt-strictness",
+            default="assume_ok_unexpected",
+            metavar="NAME",
+            help="assume_ok_unexpected: what the model needs must be in the checkpoint, what it does not is passed by",
+            refused="only assume_ok_unexpected is supported",
+        ),
+        Flag(
+            name="--exit-signal-handler",
+            switch=True,
+            default=False,
+            help="on --exit-signal complete the iteration, save a checkpoint and end with exit code 0",
+        ),
+        Flag(
+            name="--exit-signal",
+            choices=EXIT_SIGNALS,
+            default="SIGTERM",
+            metavar="NAME",
+            help=f"the signal of --exit-signal-handler: {', '.join(EXIT_SIGNALS)} (default SIGTERM)",
+        ),
+        Flag(
+            name="--exit-signal-handler-for-dataloader",
+            switch=True,
+            default=False,
+            help="accepted and without effect: with --exit-signal-handler, processes that read data never end by it",
         ),
     ),
 )

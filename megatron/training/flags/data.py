@@ -29,12 +29,23 @@ DATA_FLAGS = FlagGroup(
         Flag(name="--train-data-path", nargs="+", metavar="PREFIX", help="the same for training data alone"),
         Flag(name="--valid-data-path", nargs="+", metavar="PREFIX", help="the same for validation data alone"),
         Flag(name="--test-data-path", nargs="+", metavar="PREFIX", help="the same for test data alone"),
+        Flag(
+            name="--data-args-path",
+            metavar="FILE",
+            help="a file that holds what --data-path would: names or weights and names, separated by blanks or lines",
+        ),
+        Flag(
+            name="--per-split-data-args-path",
+            metavar="FILE",
+            help='JSON: {"train": [...], "valid": [...], "test": [...]}, each as --train-data-path would have it',
+        ),
         Flag(name="--mock-data", switch=True, default=False, help="made-up data: counting sequences, no files"),
         Flag(
             name="--split",
             type=split_weights,
             metavar="A,B,C",
-            help="shares of training, validation and test data in --data-path (default 969,30,1)",
+            help="shares of training, validation and test data in --data-path (default 969,30,1); no matter with "
+            "--mock-data, as in Megatron-LM",
         ),
         Flag(
             name="--data-cache-path",

@@ -5,26 +5,24 @@ from __future__ import annotations
 from megatron.quantscope.flags import Flag, FlagGroup
 from megatron.quantscope.flags.values import positive_int
 
+TRANSFORMER_IMPLS = ("local", "transformer_engine")
 ATTENTION_BACKENDS = ("auto", "flash", "fused", "unfused", "local")
-FP8_RECIPES = (
-    "TransformerEngine's FP8 recipes are not supported yet; --quant-type mxfp8 or fp8_e4m3 quantises the GEMMs"
-)
 
 KERNEL_FLAGS = FlagGroup(
     "modules and kernels",
     (
         Flag(
             name="--transformer-impl",
+            choices=TRANSFORMER_IMPLS,
             default="local",
-            metavar="NAME",
-            help="modules that the layers are built of: local (megatron-core's own)",
-            refused="only local is supported yet; TransformerEngine's modules can not be quantised or captured",
+            help="modules that the layers are built of: local (megatron-core's own, default) or transformer_engine",
         ),
         Flag(
             name="--attention-backend",
             choices=ATTENTION_BACKENDS,
             default="auto",
-            help="attention kernel: auto, unfused and local are megatron-core's own (default auto)",
+            help="attention kernel: of local layers auto, unfused and local are megatron-core's own, flash is "
+            "flash-attn's or torch's; TransformerEngine chooses among its own (default auto)",
         ),
         Flag(
             name="--cross-entropy-loss-fusion",
@@ -34,10 +32,9 @@ KERNEL_FLAGS = FlagGroup(
         ),
         Flag(
             name="--cross-entropy-fusion-impl",
+            choices=("native", "te"),
             default="native",
-            metavar="NAME",
-            help="native (megatron-core's)",
-            refused="only native is supported; te needs TransformerEngine",
+            help="whose fused cross entropy: native (megatron-core's, default) or te (TransformerEngine's)",
         ),
         *(
             Flag(name=f"--no-{kernel}-fusion", dest=dest, switch=True, const=False, default=True, help=text)
@@ -59,7 +56,7 @@ KERNEL_FLAGS = FlagGroup(
         Flag(
             name="--recompute-granularity",
             choices=("full", "selective"),
-            help="compute activations again in backward instead of keeping them; not together with --save-tensors",
+            help="compute activations again in backward instead of keeping them",
         ),
         Flag(
             name="--recompute-activations",
@@ -78,24 +75,5 @@ KERNEL_FLAGS = FlagGroup(
             metavar="N",
             help="layers of a group (uniform), or how many are recomputed (block)",
         ),
-        Flag(name="--fp8-format", dest="fp8", metavar="NAME", help="FP8 by TransformerEngine", refused=FP8_RECIPES),
-        Flag(name="--fp8-recipe", metavar="NAME", help="its scaling recipe", refused=FP8_RECIPES),
-        Flag(
-            name="--fp8-amax-history-len",
-            type=positive_int,
-            default=1,
-            metavar="N",
-            help="its amax history",
-            refused=FP8_RECIPES,
-        ),
-        Flag(
-            name="--fp8-amax-compute-algo",
-            default="most_recent",
-            metavar="NAME",
-            help="its amax rule",
-            refused=FP8_RECIPES,
-        ),
-        Flag(name="--fp8-margin", type=int, default=0, metavar="N", help="its scale margin", refused=FP8_RECIPES),
-        Flag(name="--fp8-param-gather", switch=True, default=False, help="gather FP8 weights", refused=FP8_RECIPES),
     ),
 )

@@ -162,13 +162,6 @@ MODEL_FLAGS = FlagGroup(
             help="accepted and without effect, as in Megatron-LM: there are no other models",
         ),
         Flag(
-            name="--num-experts",
-            type=positive_int,
-            metavar="N",
-            help="experts of a mixture",
-            refused="mixtures of experts are not supported yet",
-        ),
-        Flag(
             name="--spec",
             nargs="+",
             metavar="MODULE",

@@ -17,7 +17,7 @@ RUN = "20261121_120000_aaaaaa"
 MODULE = "decoder.layers.0.mlp.linear_fc1"
 NO_WORD = {"complex128", "complex32"}  # dtypes that safetensors has no word for
 BLOCK = 32
-AXES = ("tp", "pp", "dp", "cp", "ep")
+AXES = ("tp", "pp", "dp", "cp", "ep", "etp")
 
 
 def parallel(**given):
@@ -55,6 +55,7 @@ def metadata(tensor, **given):
         "formats": {"fprop": {"x": "mxfp8"}},
         "head_dim": None,
         "softmax_scale": None,
+        "routed": False,
         "run_id": RUN,
     }
     return fields | given

@@ -44,6 +44,7 @@ def save_format(request):
 TP_1_OF_2_AND_DP_2_OF_4 = {
     **{"tp_rank": 1, "tp_size": 2, "pp_rank": 0, "pp_size": 1, "dp_rank": 2},
     **{"dp_size": 4, "cp_rank": 0, "cp_size": 1, "ep_rank": 0, "ep_size": 1},
+    **{"etp_rank": 0, "etp_size": 1},
 }
 
 
@@ -122,6 +123,7 @@ class TestRows:
             "formats": FORMATS,
             "head_dim": None,
             "softmax_scale": None,
+            "routed": False,
             "run_id": "20250101_000000_abcdef",
         }
         partial = rows_of(capture, tensor_name="grad_input")[0]

@@ -34,7 +34,7 @@ def test_coordinates():
     coordinates = ParallelCoordinates(tp_rank=1, tp_size=2, dp_rank=2, dp_size=4, ep_size=4)
     assert coordinates.world_size == 8
     assert coordinates.to_dict()["dp_rank"] == 2
-    assert len(coordinates.to_dict()) == 10
+    assert len(coordinates.to_dict()) == 12
     with pytest.raises(CaptureUsageError, match="tp_rank 2 is not allowed: give 0 <= rank < tp_size = 2"):
         ParallelCoordinates(tp_rank=2, tp_size=2)
 
@@ -71,7 +71,7 @@ def test_metadata_holds_every_field_of_the_design():
     design = (
         "rank sample_idx iteration layer_type operation quant_type tensor_name layer_idx phase component save_time "
         "module gemm sample_indices micro_batch parallel shard shape dtype stage recomputed formats run_id "
-        "document_ids grad_scale head_dim softmax_scale"
+        "document_ids grad_scale head_dim softmax_scale routed"
     )
     assert set(FIELDS) == set(design.split())
 

@@ -16,6 +16,7 @@ PROGRAMS = (
     "script.data.fetch",
     "script.data.prepare_corpus",
     "script.model.import_checkpoint",
+    "script.model.export_checkpoint",
     "script.model.evaluate_loss",
 )
 
@@ -29,7 +30,8 @@ try:
     main(["--help"])
 except SystemExit as exit_:
     assert exit_.code == 0
-sys.exit(str({{"torch", "numpy", "megatron.core", "gguf", "tokenizers", "safetensors"}} & set(sys.modules)))
+heavy = {{"torch", "numpy", "megatron.core", "gguf", "tokenizers", "safetensors", "tiktoken", "xxhash"}}
+sys.exit(str(heavy & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == "set()"

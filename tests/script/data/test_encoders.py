@@ -5,7 +5,7 @@ import json
 import pytest
 
 from script.data.command_line import InputError
-from script.data.encoders import load_encoder
+from script.data.encoders import TokenizerChoice, load_encoder
 
 TEXTS = ["caf\u00e9 42", "", "a<|endoftext|>b"]
 
@@ -94,12 +94,45 @@ def test_sentencepiece(sentencepiece_model):
     assert processor.id_to_piece(encoder.eod) == "</s>"
 
 
+def test_ids_are_those_of_the_trainer(write_tokenizer, sentencepiece_model, tmp_path):
+    """Of each type of tokenizer, the trainer's own gives the same ids, size and end of document."""
+    import base64
+    from argparse import Namespace
+
+    from megatron.training.data.tokenizer import build_tokenizer
+
+    ranks = (f"{base64.b64encode(bytes([byte])).decode()} {byte}" for byte in range(256))
+    (tmp_path / "v.tiktoken").write_text("\n".join(ranks))
+    directory = write_tokenizer()
+    words = {"tokenizer_model": None, "vocab_size": None, "model_vocab_size": None, "tiktoken_pattern": None}
+    words |= {"tiktoken_num_special_tokens": 1000, "make_vocab_size_divisible_by": 1, "padded_vocab_size": None}
+    for kind, name, size, texts in (
+        ("HuggingFaceTokenizer", str(directory), None, ["caf\u00e9 42", ""]),
+        ("SentencePieceTokenizer", str(sentencepiece_model), None, ["bread and salt", ""]),
+        ("Llama2Tokenizer", str(sentencepiece_model), None, ["salt  42"]),
+        ("TikTokenizer", str(tmp_path / "v.tiktoken"), None, TEXTS),
+        ("ByteLevelTokenizer", "byte-level", None, [*TEXTS, "a\0b"]),
+        ("NullTokenizer", "null", 100, ["1 2 99", "7"]),
+    ):
+        args = Namespace(
+            **words | {"tokenizer_type": kind, "tokenizer_model": name, "vocab_size": size},
+            tensor_model_parallel_size=1,
+        )
+        trainer, encoder = build_tokenizer(args), load_encoder(TokenizerChoice(name=name, vocab_size=size))
+        assert encoder.encode_batch(texts) == [trainer.tokenize(text) for text in texts]
+        assert (encoder.vocab_size, encoder.eod) == (trainer.vocab_size, trainer.eod)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("absent.json", None, "no such tokenizer"),
         ("tokenizer.json", b"{}", r"is no tokenizer\.json"),
-        ("some.model", b"nothing of the kind", "is no tokenizer: neither"),
+        (
+            "some.model",
+            b"nothing of the kind",
+            "no tokenizer.json, .gguf or .tiktoken by its name, and it is no sentencepiece model",
+        ),
         ("some.gguf", b"nothing of the kind", "no GGUF file"),
     ],
 )

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from script.data import prepare_corpus
-from script.data.articles import Article
 from script.data.encoders import BytesEncoder
 
 EOD = BytesEncoder.eod
@@ -52,25 +51,32 @@ def test_same_bytes_whatever_the_workers_and_from_the_saved_text(dump, tmp_path)
         assert len({hashlib.sha256((tmp_path / f"{n}{suffix}").read_bytes()).digest() for n in "abc"}) == 1
 
 
-class WideEncoder(BytesEncoder):
-    """Bytes as ids of a vocabulary that needs 32 bits."""
-
-    vocab_size = 100_000
-    eod = 99_999
-
-
-@pytest.mark.parametrize(("encoder", "dtype"), [(BytesEncoder(), np.uint16), (WideEncoder(), np.int32)])
-def test_token_width_follows_the_vocabulary(tmp_path, encoder, dtype):
-    corpus = prepare_corpus.write_corpus([Article("", "ab")], encoder, tmp_path / "x")
-    assert (corpus.documents, corpus.tokens, corpus.characters) == (1, 3, 2)
-    assert np.fromfile(tmp_path / "x.bin", dtype).tolist() == [97, 98, encoder.eod]
-    assert _documents(tmp_path / "x") == [[97, 98, encoder.eod]]
+def test_a_file_that_is_named_twice_comes_twice(tmp_path):
+    source = tmp_path / "a.txt"
+    source.write_text("ab")
+    _run(source, source, "--tokenizer", "bytes", "--output", tmp_path / "x", "--workers", 1)
+    assert _documents(tmp_path / "x") == [[*b"ab", EOD]] * 2
 
 
-def test_more_documents_than_a_batch(tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare_corpus, "DOCUMENTS_PER_BATCH", 2)
-    prepare_corpus.write_corpus((Article("", letter) for letter in "abcde"), BytesEncoder(), tmp_path / "x")
-    assert _documents(tmp_path / "x") == [[ord(letter), EOD] for letter in "abcde"]
+def test_wide_tokens(tmp_path):
+    source = tmp_path / "a.jsonl"
+    source.write_text('{"text": "7 99998"}\n{"text": "3"}\n')
+    options = ("--tokenizer", "null", "--vocab-size", 99_999, "--workers", 1)
+    assert _run(source, *options, "--output", tmp_path / "x") == 0
+    assert np.fromfile(tmp_path / "x.bin", np.int32).tolist() == [7, 99998, 99999, 3, 99999]
+    assert _documents(tmp_path / "x") == [[7, 99998, 99999], [3, 99999]]
+
+
+def test_numbers_that_are_no_ids_are_named(tmp_path, capsys):
+    source = tmp_path / "a.txt"
+    source.write_text("7 8 nine")
+    for options, message in (
+        ([], "the tokenizer null needs --vocab-size"),
+        (["--vocab-size", 9], "'nine' is no token"),
+    ):
+        assert _run(source, "--tokenizer", "null", *options, "--output", tmp_path / "x", "--workers", 1) == 1
+        assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["a.txt"]
 
 
 def test_what_is_there_is_not_replaced_unless_asked(tmp_path, capsys):
@@ -109,7 +115,6 @@ def test_a_failure_leaves_the_old_files_and_no_new_ones(tmp_path, capsys, conten
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["absent.txt", "--tokenizer", "bytes", "--output", "x"], "no such file: absent.txt"),
         ([__file__, "--tokenizer", "bytes"], "--output"),
         ([__file__, "--tokenizer", "bytes", "--output", "x", "--workers", "0"], "'0' is not a whole number from 1"),
     ],

@@ -68,7 +68,7 @@ def test_what_follows_the_dashes_goes_to_the_trainer():
         (["--control-iter", "-1"], "'-1'", ">= 0"),
         (["--control-iter", "two"], "'two'", ">= 0"),
         (["--collect-micro-batches", "0"], "'0'", ">= 1"),
-        (["--dtype", "fp8"], "fp8 needs TransformerEngine", "bf16, fp16, fp32"),
+        (["--dtype", "fp8"], "fp8 is TransformerEngine's", "bf16, fp16, fp32"),
         (["--dtype", "int8"], "'int8'", "bf16, fp16, fp32"),
         (["--nproc", "0"], "'0'", ">= 1"),
         (["--stall-timeout", "nan"], "'nan'", "> 0"),

@@ -61,7 +61,7 @@ def test_launch():
     ("argv", "line"),
     [
         (["--", "--learning-rate", "1"], "the trainer has no flag --learning-rate"),
-        (["--", "--fp8-format", "hybrid"], "--fp8-format"),
+        (["--", "--fp4-recipe", "custom"], "--fp4-recipe"),
         (["--", "--num-layers", "no"], "--num-layers"),
         (["--nproc", "3", "--", "--tensor-model-parallel-size", "2"], "--nproc 3 is not a multiple"),
         (["--", "--pipeline-model-parallel-size", "2"], "--nproc 1 is not a multiple of .* \\(1 x 2 x 1\\)"),
@@ -75,3 +75,26 @@ def test_flags_of_the_trainer_are_checked_before_anything_is_set_up(argv, line):
 def test_the_trainers_own_checks_are_passed_on():
     with pytest.raises(BadInput, match="--num-attention-heads 7"):
         read(options_of("--", "--num-attention-heads", "7"))
+
+
+def test_a_preset_or_a_recipe_after_the_dashes_says_the_type(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUSTOM_QUANT_TYPE", raising=False)
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("name: mine\ndefault: mxfp4\n")
+    for given in ("--quant-preset te-mxfp8", f"--quant-recipe {recipe}"):
+        options = options_of("--", *given.split())
+        trainer.check_flags(options)
+        assert "--quant-type" not in trainer.flags(options, "mxfp8", trainer.QUICK_INPUTS)
+    assert read(options).quant_recipe == str(recipe)
+    by_hand = options_of("single", "hifp8", "--", "--quant-preset", "te-mxfp8")
+    assert read(by_hand, "hifp8").quant_type == "hifp8"
+
+
+@pytest.mark.parametrize("type_by_hand", [("single", "mxfp8"), ("batch",)])
+def test_a_recipe_has_no_type_beside_it(tmp_path, type_by_hand):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("default: mxfp4\n")
+    with pytest.raises(BadInput, match="--quant-recipe says what is quantised how: leave out the type"):
+        trainer.check_flags(options_of(*type_by_hand, "--", "--quant-recipe", str(recipe)))
+    with pytest.raises(BadInput, match="--quant-recipe: there is no file nowhere"):
+        trainer.check_flags(options_of("--", "--quant-recipe", "nowhere.yaml"))

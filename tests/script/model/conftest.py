@@ -24,6 +24,7 @@ class Shape:
     rotary_base: float = 5000.0
     epsilon: float = 3e-5
     tied: bool = False
+    qkv_bias: bool = False
 
 
 MODEL_NAMES = {  # role -> GGUF, Hugging Face
@@ -42,6 +43,9 @@ LAYER_NAMES = {
     "up": ("ffn_up", "mlp.up_proj"),
     "down": ("ffn_down", "mlp.down_proj"),
 }
+
+
+BIASES = {role: (None, f"self_attn.{name}_proj") for role, name in zip(("query", "key", "value"), "qkv", strict=True)}
 
 
 def random_weights(shape, seed=0):
@@ -70,6 +74,8 @@ def random_weights(shape, seed=0):
     for layer in range(shape.layers):
         weights |= {(role, layer): matrix(*size) for role, size in sizes.items()}
         weights |= {(role, layer): norm() for role in ("attention_norm", "mlp_norm")}
+        if shape.qkv_bias:
+            weights |= {(f"{role}_bias", layer): matrix(1, sizes[role][0])[0] for role in BIASES}
     return weights
 
 
@@ -78,7 +84,9 @@ def file_names(weights, column):
     prefix = ("blk.", "model.layers.")[column]
     names = {}
     for key, array in weights.items():
-        if isinstance(key, tuple):
+        if isinstance(key, tuple) and key[0].endswith("_bias"):
+            names[f"{prefix}{key[1]}.{BIASES[key[0].removesuffix('_bias')][column]}.bias"] = array
+        elif isinstance(key, tuple):
             names[f"{prefix}{key[1]}.{LAYER_NAMES[key[0]][column]}.weight"] = array
         else:
             names[f"{MODEL_NAMES[key][column]}.weight"] = array

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from megatron.training.architecture import ARCHITECTURE as TRAINER_ENTRIES
+from megatron.training.checkpoint.architecture import ARCHITECTURE as TRAINER_ENTRIES
 from script.data.command_line import InputError
 from script.model.architecture import LlamaArchitecture
 
@@ -16,8 +16,10 @@ SMALL = LlamaArchitecture(
 
 @pytest.mark.parametrize("scaling", [None, 32.0])
 def test_the_trainer_knows_every_flag(scaling):
-    flags = replace(SMALL, rope_scaling_factor=scaling).flags()
+    flags = replace(SMALL, rope_scaling_factor=scaling, position_divisor=scaling, qkv_bias=True).flags()
     assert flags.keys() <= set(TRAINER_ENTRIES)
+    assert flags["add_qkv_bias"] is True
+    assert flags.get("rotary_seq_len_interpolation_factor") == scaling
     assert flags.get("use_rope_scaling", False) is (scaling is not None)
 
 

@@ -81,6 +81,16 @@ def test_text_that_the_model_does_not_take(imported, ids, message):
         forward_loss(imported[0], ids, dtype="fp32")
 
 
+def test_a_recipe_that_does_not_fit_the_model(imported, tmp_path):
+    from megatron.quantscope.gemm import QuantConfig
+    from megatron.quantscope.gemm.recipe_file import read_recipe
+
+    path = tmp_path / "r.yaml"
+    path.write_text("rules: [{modules: linear_fc3, format: mxfp8}]")
+    with pytest.raises(InputError, match="modules 'linear_fc3' matches no module"):
+        forward_loss(imported[0], IDS, dtype="fp32", recipe=QuantConfig(rules=read_recipe(str(path))))
+
+
 def test_prints_the_loss_alone(imported, text, capsys):
     checkpoint, _ = imported
     options = ["--checkpoint", checkpoint, "--text", text, "--tokens", 16, "--skip", 7, "--dtype", "fp32"]
@@ -94,7 +104,8 @@ def test_prints_the_loss_alone(imported, text, capsys):
     ("arguments", "code", "message"),
     [
         (["--quant-type", "mxfp5"], 2, "invalid choice: 'mxfp5'"),
-        (["--quant-preset", "ocp"], 2, "--quant-preset: presets are not built yet"),
+        (["--quant-preset", "mx"], 2, "invalid choice: 'mx'"),
+        (["--quant-recipe", "nowhere.yaml"], 1, "--quant-recipe: can not read nowhere.yaml: No such file"),
         (["--tokens", "0"], 2, "'0' is not a whole number from 1"),
         (["--checkpoint", "absent"], 2, "no such file or directory: absent"),
         (["--checkpoint", "{tmp}", "--text", __file__, "--tokenizer", "{tmp}"], 1, "no such tokenizer"),

@@ -1,6 +1,7 @@
 """Reading a Hugging Face directory: sizes, values, and what is refused."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,6 +36,7 @@ def test_architecture(tiny, write_hf, config):
         ({"rope_parameters": LLAMA3 | {"rope_theta": 7.0}, "rope_theta": None}, "rope_scaling_factor", 32.0),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}, "rope_theta": None}, "rotary_base", 7.0),
         ({"rope_theta": None}, "rotary_base", 10000.0),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, "position_divisor", 2.0),
         ({"tie_word_embeddings": True}, "tied", True),
         ({"head_dim": None, "hidden_size": 64}, "kv_channels", 16),
     ],
@@ -55,7 +57,7 @@ def test_values(tiny, write_hf, shards):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "gpt2"}, "model type 'gpt2' is not supported, only llama and mistral"),
+        ({"model_type": "gpt2"}, "model type 'gpt2' is not supported, only llama and mistral and qwen2"),
         ({"model_type": None}, "model type None is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported"),
         ({"attention_bias": True}, "attention_bias = True is not supported"),
@@ -64,7 +66,13 @@ def test_values(tiny, write_hf, shards):
         ({"hidden_size": None}, "hidden_size is None, a number is expected"),
         ({"num_hidden_layers": 0}, "num_layers is 0, it must be above 0"),
         ({"head_dim": 15}, "a head is 15 wide"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rotary scaling .* is not supported"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2.0}},
+            "rotary scaling .* is not supported, only linear, and llama3",
+        ),
+        ({"rope_scaling": {"type": "linear"}}, "rotary scaling .* is not supported"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types with 'sliding_attention'"),
+        ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window = True is not supported"),
         ({"rope_scaling": LLAMA3 | {"high_freq_factor": 8.0}}, "rotary scaling .* is not supported"),
         ({"num_hidden_layers": 1}, r"model\.layers\.1\.input_layernorm\.weight \(9 in all\) has no place"),
     ],
@@ -74,6 +82,39 @@ def test_what_is_not_a_plain_llama_is_refused(tiny, write_hf, config, message):
     with pytest.raises(InputError, match=message) as caught:
         HuggingFaceCheckpoint(directory)
     assert "\n" not in str(caught.value)
+
+
+def test_qwen2_is_llama_with_biases(tiny, write_hf):
+    shape = replace(tiny, qkv_bias=True)
+    directory, weights = write_hf(shape, model_type="qwen2", sliding_window=4096, use_sliding_window=False)
+    checkpoint = HuggingFaceCheckpoint(directory)
+    assert checkpoint.architecture.qkv_bias
+    np.testing.assert_array_equal(checkpoint.tensor("key_bias", 1).numpy(), weights["key_bias", 1])
+    with pytest.raises(InputError, match=r"q_proj\.bias .* has no place|k_proj\.bias .* has no place"):
+        HuggingFaceCheckpoint(write_hf(shape)[0])  # of the type Llama
+
+
+def test_one_file_of_the_directory(tiny, write_hf):
+    directory, weights = write_hf(tiny)
+    (directory / "consolidated.safetensors").write_bytes(b"another copy of the weights, under other names")
+    for source in (directory, directory / "model.safetensors"):
+        np.testing.assert_array_equal(HuggingFaceCheckpoint(source).tensor("final_norm").numpy(), weights["final_norm"])
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth"])
+def test_pickled_weights_are_refused_by_name(tiny, write_hf, name):
+    directory, _ = write_hf(tiny)
+    (directory / "model.safetensors").rename(directory / name)
+    with pytest.raises(InputError, match=f"{name} is pickled, which is never read here"):
+        HuggingFaceCheckpoint(directory)
+
+
+def test_weights_that_are_no_numbers_of_training_are_refused(tiny, write_hf):
+    import torch
+
+    directory, _ = write_hf(tiny, dtype=torch.int8)
+    with pytest.raises(InputError, match=r"is torch\.int8; fp32, fp16 and bf16 are read"):
+        HuggingFaceCheckpoint(directory).tensor("final_norm")
 
 
 def test_a_missing_tensor_is_named(tied, write_hf):

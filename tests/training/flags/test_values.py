@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from megatron.training.flags.values import finite_float, fraction, non_negative_float, split_weights
+from megatron.training.flags.values import finite_float, fraction, layer_pattern, non_negative_float, split_weights
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,28 @@ def test_numbers(convert, good, bad, allowed):
         with pytest.raises(argparse.ArgumentTypeError) as caught:
             convert(text)
         assert str(caught.value) == f"{text!r} is not allowed: give {allowed}"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", 1),
+        ("12", 12),
+        ("[1,0]", [1, 0]),
+        ("([1]*3+[0]*1)*2", [1, 1, 1, 0] * 2),
+        ("([0]+[1]*3)", [0, 1, 1, 1]),
+        (" [0] + [1,1] ", [0, 1, 1]),
+    ],
+)
+def test_layer_pattern(text, value):
+    assert layer_pattern(text) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "0", "-1", "x", "[]", "[2]", "[1]*0", "[1]*-1", "[1", "[x]", "[1]*10**9", "[1]-[0]", "[1].copy()", "1.5"],
+)
+def test_layer_pattern_refuses(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="a list of zeros and ones such as") as caught:
+        layer_pattern(text)
+    assert repr(text) in str(caught.value)

@@ -45,7 +45,8 @@ def _told(drawn: Drawn, options: argparse.Namespace, seconds: float) -> int:
     code = DONE
     if drawn.problems:
         count, listing = len(drawn.problems), Path(options.output_dir) / "tensor_stats.txt"
-        message = f"{count} problems in {options.tensor_dir}, listed in {listing}; the first: {drawn.problems[0]}"
+        where = " ".join(options.tensor_dir)
+        message = f"{count} problems in {where}, listed in {listing}; the first: {drawn.problems[0]}"
         code = complain(message, FAILED)
     if drawn.figures.failed:
         code = complain(f"{len(drawn.figures.failed)} figures could not be drawn", FAILED)

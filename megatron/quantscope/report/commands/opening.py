@@ -6,6 +6,7 @@ import argparse
 import io
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
-def opened(options: argparse.Namespace, directory: str | Path) -> Capture:
-    """The capture in a directory, of the run and the rows that were asked for.
+def opened(options: argparse.Namespace, directory: str | Path | Sequence[str]) -> Capture:
+    """The capture in a directory, or in those of several nodes, of the run and the rows that were asked for.
 
     Raises:
         CaptureError: There is none, or no row of it is left.
@@ -32,7 +33,7 @@ def opened(options: argparse.Namespace, directory: str | Path) -> Capture:
     selection = selection_of(options)
     capture = selection.of(open_capture(directory, run=options.run))
     if not capture.records:
-        raise CaptureError(f"no row of {directory} matches {selection}")
+        raise CaptureError(f"no row of {capture.directory} matches {selection}")
     return capture
 
 

@@ -98,7 +98,14 @@ DRAW = Command(
     summary="Draw a tensor capture: report.html, figures, tables and texts.",
     module="draw",
     arguments=(
-        _argument("--tensor_dir", "--tensor-dir", required=True, metavar="DIR", help=f"the capture: {_CAPTURE}"),
+        _argument(
+            "--tensor_dir",
+            "--tensor-dir",
+            required=True,
+            nargs="+",
+            metavar="DIR",
+            help=f"the capture: {_CAPTURE}; several where each node has its own",
+        ),
         _OUTPUT,
         *_ANALYSIS,
         _argument("--quick", action="store_true", alone=True, help="quick_analysis.png, tables and texts only"),

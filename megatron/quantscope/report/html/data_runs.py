@@ -95,12 +95,20 @@ def _model(info: Mapping[str, Any]) -> dict[str, str]:
     arguments = info.get("arguments")
     arguments = arguments if isinstance(arguments, dict) else {}
     found = {label: _value(arguments.get(name)) for label, name in _ARGUMENTS.items()}
+    found |= _recipe(info.get("quantization"))
     found |= {"compute dtype": _value(info.get("compute_dtype")), "device": _value(info.get("device"))}
     return {
         label: text
         for label, text in found.items()
         if text is not None and not (label in _UNSAID_IF_ONE and text == "1")
     }
+
+
+def _recipe(quantization: Any) -> dict[str, str | None]:
+    """The preset or the recipe file that says what is quantised, by its name."""
+    given = quantization if isinstance(quantization, dict) else {}
+    named = {label: given.get(label) for label in ("preset", "recipe")}
+    return {label: _text(each.get("name")) for label, each in named.items() if isinstance(each, dict)}
 
 
 def _sizes(study: Study, name: str) -> Part:

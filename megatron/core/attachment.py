@@ -1,0 +1,108 @@
+"""What every trainer does to a built model: quantise it and open its capture; Megatron says where this rank stands.
+
+This tree's trainer and a stock one (`script/instrument.py`) meet quantisation and capture here. Each gives its parsed
+arguments, which both keep under Megatron-LM's names; where this rank stands is asked of `parallel_state`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import megatron.core
+from megatron.core import parallel_state
+from megatron.core.instrumentation import instrument
+from megatron.core.resolution import resolve
+from megatron.quantscope.capture import CaptureConfig, CaptureSession, ParallelCoordinates, new_run_id
+from megatron.quantscope.flags.quantization import UNQUANTIZED
+from megatron.quantscope.gemm import QuantConfig
+from megatron.quantscope.gemm.resolved import grouped
+
+_DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+
+def attach(
+    args: argparse.Namespace,
+    model: list[Any],
+    recipe: QuantConfig,
+    capture: CaptureConfig,
+    *,
+    compute_dtype: torch.dtype,
+) -> tuple[CaptureSession | None, int]:
+    """Quantise the model's GEMMs and open the capture (collective).
+
+    Returns:
+        The capture session, to be closed at the end, None when nothing is kept; and how many modules of this rank are
+        quantised or kept.
+
+    Raises:
+        ValueError: for a combination that is not allowed, or a recipe file that does not fit the model.
+        CaptureError: when the capture's directory can not be written.
+    """
+    modules = resolve(recipe, model, args.num_layers)
+    info = run_info(args, compute_dtype) | {"quantization": recipe.describe() | {"modules": grouped(modules)}}
+    session = _open_session(recipe, capture, info) if capture.enabled else None
+    try:
+        return session, instrument(model, recipe=recipe, session=session, num_layers=args.num_layers)
+    except ValueError:
+        if session is not None:
+            session.close()
+        raise
+
+
+def run_info(args: argparse.Namespace, compute_dtype: torch.dtype) -> dict[str, Any]:
+    """What a reader of the capture may want to know of the run: command, arguments, versions."""
+    return {
+        "command": sys.argv,
+        "arguments": dict(sorted(vars(args).items())),
+        "compute_dtype": _DTYPE_NAMES[compute_dtype],
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "megatron-core": megatron.core.__version__,
+        },
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+    }
+
+
+def _open_session(recipe: QuantConfig, config: CaptureConfig, info: dict[str, Any]) -> CaptureSession:
+    return CaptureSession(
+        config,
+        quant_type=info["compute_dtype"] if recipe.label == UNQUANTIZED else recipe.label,
+        rank=dist.get_rank(),
+        parallel=_coordinates(),
+        run_id=_shared_run_id(),
+        run_info=info,
+    )
+
+
+def _coordinates() -> ParallelCoordinates:
+    state = parallel_state
+    return ParallelCoordinates(
+        tp_rank=state.get_tensor_model_parallel_rank(),
+        tp_size=state.get_tensor_model_parallel_world_size(),
+        pp_rank=state.get_pipeline_model_parallel_rank(),
+        pp_size=state.get_pipeline_model_parallel_world_size(),
+        dp_rank=state.get_data_parallel_rank(),
+        dp_size=state.get_data_parallel_world_size(),
+        cp_rank=state.get_context_parallel_rank(),
+        cp_size=state.get_context_parallel_world_size(),
+        ep_rank=state.get_expert_model_parallel_rank(),
+        ep_size=state.get_expert_model_parallel_world_size(),
+        etp_rank=state.get_expert_tensor_parallel_rank(),
+        etp_size=state.get_expert_tensor_parallel_world_size(),
+    )
+
+
+def _shared_run_id() -> str:
+    """One identifier for all ranks of the run."""
+    shared = [new_run_id()]
+    dist.broadcast_object_list(shared, src=0)
+    return shared[0]
