@@ -16,7 +16,11 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from megatron.core.num_microbatches_calculator import get_current_global_batch_size, update_num_microbatches
+from megatron.core.num_microbatches_calculator import (
+    get_current_global_batch_size,
+    get_num_microbatches,
+    update_num_microbatches,
+)
 from megatron.quantscope.capture import CaptureError, CaptureSession
 from megatron.training.checkpoint.checkpoint_writer import CheckpointWriter
 from megatron.training.checkpoint.checkpointing import TrainingState, save_checkpoint
@@ -29,6 +33,7 @@ from megatron.training.failure import TrainingError
 from megatron.training.reporting.params_norm import params_norm, require_equal_replicas
 from megatron.training.reporting.profile import profiling
 from megatron.training.reporting.progress import ProgressLog, Report
+from megatron.training.reporting.router_losses import router_losses
 from megatron.training.steps import LOSS, ForwardStep, Step, train_step
 
 MINUTE_S = 60.0
@@ -136,6 +141,7 @@ def iterate(run: Run, data: Iterator[MicroBatch], forward: ForwardStep) -> tuple
         zeros=step.zeros,
         skipped=step.finite and not step.updated,
         params_norm=params_norm(state.model) if args.log_params_norm else None,
+        router_losses=router_losses(args, get_num_microbatches()),
     )
     return step, report
 

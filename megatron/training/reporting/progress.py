@@ -10,6 +10,7 @@ import argparse
 import math
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -51,6 +52,7 @@ class Report:
         zeros: Zeros in the gradient; None when not counted.
         skipped: The step was left out, the loss scale being too large.
         params_norm: Of all parameters, after the step; None when not asked for.
+        router_losses: Those of a mixture's router, by name, without their coefficients.
     """
 
     iteration: int
@@ -64,6 +66,7 @@ class Report:
     zeros: float | None
     skipped: bool
     params_norm: float | None = None
+    router_losses: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -142,6 +145,7 @@ def log_line(args: argparse.Namespace, reports: list[Report]) -> str:
         f"learning rate: {report.learning_rate:.6E}",
         f"global batch size: {report.global_batch_size:5d}",
         f"lm loss: {sum(finite) / len(finite):.6E}" if finite else f"lm loss: {report.loss}",
+        *(f"{name}: {value:.6E}" for name, value in report.router_losses.items()),
         f"loss scale: {report.loss_scale:.1f}",
         None if report.grad_norm is None else f"grad norm: {report.grad_norm:.3f}",
         None if report.zeros is None else f"num zeros: {report.zeros:.0f}",
@@ -156,6 +160,7 @@ def scalars(args: argparse.Namespace, report: Report) -> dict[str, float]:
     """TensorBoard's scalars of one iteration, under Megatron-LM's names."""
     named = {
         "lm loss": report.loss,
+        **report.router_losses,
         "learning-rate": report.learning_rate,
         "batch-size": report.global_batch_size,
         "loss-scale": report.loss_scale if args.log_loss_scale_to_tensorboard else None,
