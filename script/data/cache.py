@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -60,16 +61,19 @@ def discard_abandoned(target: Path) -> None:
 def staged_directory(target: Path) -> Iterator[Path]:
     """Give a temporary directory beside `target`; on success it becomes `target`, on an error it is removed.
 
-    A `target` that is already there stays whole until the new one is complete, and is replaced then.
+    A `target` that is already there stays whole until the new one is complete, and is replaced then. Who is stopped
+    between the two renames finds it in its place again.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=STAGING_SUFFIX, dir=target.parent))
+    made, old = staging / "new", staging / "old"
     try:
-        made = staging / "new"
         made.mkdir()
         yield made
         if target.exists():
-            target.rename(staging / "old")
+            target.rename(old)
         made.rename(target)
     finally:
+        if os.path.lexists(old) and not target.exists():
+            old.rename(target)  # if that fails too, it is at least not removed
         shutil.rmtree(staging, ignore_errors=True)

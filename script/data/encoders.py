@@ -18,7 +18,6 @@ then what the tokenizer's configuration calls its end of sequence.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,12 +33,14 @@ from megatron.training.data.text_tokenizers import (
 )
 from megatron.training.data.tokenizer import CONFIG_FILE, END_OF_DOCUMENT_NAMES, TOKENIZER_FILE
 from script.data.command_line import InputError
+from script.data.json_file import read_json_object
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 BYTES, BYTE_LEVEL, NULL = "bytes", "byte-level", "null"
 WORDS = (BYTES, BYTE_LEVEL, NULL)
+TIKTOKEN_SUFFIX, JSON_SUFFIX = ".tiktoken", ".json"
 
 
 class Encoder(Protocol):
@@ -138,13 +139,20 @@ def load_encoder(name: str | TokenizerChoice) -> Encoder:
         raise InputError(f"the tokenizer {NULL} needs --vocab-size: the ids that the text may have")
     if choice.name in WORDS:
         return _BY_WORD[choice.name](choice)
-    path = _file_of(choice.name)
-    if not path.is_file():
-        raise InputError(
-            f"no such tokenizer: {path}; a tokenizer.json, a .gguf, a .tiktoken, a sentencepiece model, or one of "
-            f"{', '.join(WORDS)}"
-        )
-    return _LOADERS.get(path.suffix, _from_sentencepiece)(path, choice)
+    path = _existing_file_of(choice.name)
+    loader = _from_tiktoken if _is_tiktoken(path) else _LOADERS.get(path.suffix, _from_sentencepiece)
+    return loader(path, choice)
+
+
+def options_of(name: str) -> frozenset[str]:
+    """Which fields of TokenizerChoice, beside the name, the tokenizer that is named has a use for.
+
+    Raises:
+        InputError: there is no such file.
+    """
+    if name not in WORDS and _is_tiktoken(_existing_file_of(name)):
+        return frozenset({"vocab_size", "tiktoken_pattern", "tiktoken_special_tokens"})
+    return frozenset({"vocab_size"} if name == NULL else ())
 
 
 _BY_WORD: dict[str, Callable[[TokenizerChoice], Encoder]] = {
@@ -159,19 +167,41 @@ def _file_of(name: str) -> Path:
     return path / TOKENIZER_FILE if path.is_dir() else path
 
 
+def _existing_file_of(name: str) -> Path:
+    path = _file_of(name)
+    if not path.is_file():
+        raise InputError(
+            f"no such tokenizer: {path}; a tokenizer.json, a .gguf, a .tiktoken, a sentencepiece model, or one of "
+            f"{', '.join(WORDS)}"
+        )
+    return path
+
+
+def _is_tiktoken(path: Path) -> bool:
+    """Whether a file is a vocabulary of tiktoken: by its name, or, of JSON, because it is a list."""
+    if path.suffix != JSON_SUFFIX:
+        return path.suffix == TIKTOKEN_SUFFIX
+    with path.open("rb") as file:
+        return file.read(1) == b"["
+
+
 def _from_json(path: Path, choice: TokenizerChoice) -> Encoder:
     from tokenizers import Tokenizer
 
-    with path.open("rb") as file:
-        if file.read(1) == b"[":
-            return _from_tiktoken(path, choice)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         raise InputError(f"{path} is no tokenizer.json: {error}") from error
-    config = path.with_name(CONFIG_FILE)
-    eos = json.loads(config.read_text(encoding="utf-8")).get("eos_token") if config.is_file() else None
-    return TokenizersEncoder(tokenizer, end_of_document(tokenizer, eos["content"] if isinstance(eos, dict) else eos))
+    return TokenizersEncoder(tokenizer, end_of_document(tokenizer, _end_of_sequence(path.with_name(CONFIG_FILE))))
+
+
+def _end_of_sequence(config: Path) -> str | None:
+    """The token that a tokenizer's configuration calls the end of a sequence; None: there is none."""
+    eos = read_json_object(config).get("eos_token") if config.is_file() else None
+    name = eos.get("content") if isinstance(eos, dict) else eos
+    if name is not None and not isinstance(name, str):
+        raise InputError(f"{config}: eos_token is {name!r}, the text of a token is expected")
+    return name
 
 
 def _from_gguf(path: Path, choice: TokenizerChoice) -> Encoder:
@@ -211,7 +241,6 @@ def end_of_document(tokenizer: Tokenizer, eos: str | None) -> int:
 
 
 _LOADERS: dict[str, Callable[[Path, TokenizerChoice], Encoder]] = {
-    ".json": _from_json,
+    JSON_SUFFIX: _from_json,
     ".gguf": _from_gguf,
-    ".tiktoken": _from_tiktoken,
 }

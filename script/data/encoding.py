@@ -17,10 +17,12 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from script.data.articles import DEFAULT_TEXT_KEY, articles_of
-from script.data.encoders import TokenizerChoice, load_encoder
+from script.data.articles import DEFAULT_TEXT_KEY, Article, articles_of, naming
+from script.data.command_line import InputError
+from script.data.encoders import Encoder, TokenizerChoice, load_encoder
 from script.data.pieces import Piece
 
 if TYPE_CHECKING:
@@ -88,7 +90,7 @@ def encoder_of(recipe: Recipe) -> Callable[[Piece], Documents]:
         ids: list[np.ndarray] = []
         characters, text = [], []
         while batch := list(islice(articles, DOCUMENTS_PER_BATCH)):
-            for article, encoded in zip(batch, encoder.encode_batch([a.text for a in batch]), strict=True):
+            for article, encoded in zip(batch, _encode_batch(encoder, batch, piece.path), strict=True):
                 if encoded:  # a document of nothing but its end teaches nothing
                     ids.append(np.array(encoded + ending, dtype))
                     characters.append(len(article.text))
@@ -98,6 +100,17 @@ def encoder_of(recipe: Recipe) -> Callable[[Piece], Documents]:
         return Documents(tokens, lengths, np.array(characters, np.int64), text)
 
     return encode
+
+
+def _encode_batch(encoder: Encoder, batch: list[Article], path: Path) -> list[list[int]]:
+    """Token ids of each document; the complaint about one that the tokenizer does not take names its place."""
+    try:
+        return encoder.encode_batch([article.text for article in batch])
+    except InputError:
+        for article in batch:
+            with naming(path, article.line):
+                encoder.encode_batch([article.text])
+        raise
 
 
 def encode_all(pieces: Iterable[Piece], recipe: Recipe, workers: int) -> Iterator[tuple[Piece, Documents]]:

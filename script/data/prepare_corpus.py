@@ -33,11 +33,17 @@ from script.data.pieces import PIECE_BYTES, Cursor, Piece
 from script.data.staging import Journal, Staging, is_being_put_in_place, staging
 
 if TYPE_CHECKING:
+    from script.data.encoders import TokenizerChoice
     from script.data.encoding import Recipe
 
 logger = logging.getLogger(__name__)
 
 RECIPE_VERSION = 1  # raised when the same inputs and options come to give other bytes
+TOKENIZER_FLAGS = {  # field of TokenizerChoice -> flag
+    "vocab_size": "--vocab-size",
+    "tiktoken_pattern": "--tiktoken-pattern",
+    "tiktoken_special_tokens": "--tiktoken-num-special-tokens",
+}
 LIBRARIES = ("mwparserfromhell", "sentencepiece", "tiktoken", "tokenizers")  # their versions decide the bytes too
 
 
@@ -170,13 +176,16 @@ def build_parser() -> Parser:
     add("--workers", type=positive_int, default=os.cpu_count() or 1, help="processes (default all cores)")
     add("--overwrite", action="store_true", help="replace files that are there")
     add("--vocab-size", type=positive_int, metavar="N", help="ids of the tokenizer null; all ids of a tiktoken file")
-    add("--tiktoken-pattern", choices=TIKTOKEN_PATTERNS, default=DEFAULT_TIKTOKEN_PATTERN, help="how it cuts text")
+    add(
+        "--tiktoken-pattern",
+        choices=TIKTOKEN_PATTERNS,
+        help=f"how a tiktoken file cuts text (default {DEFAULT_TIKTOKEN_PATTERN})",
+    )
     add(
         "--tiktoken-num-special-tokens",
         type=positive_int,
-        default=TIKTOKEN_SPECIAL_TOKENS,
         metavar="N",
-        help="ids before a tiktoken file's first token (default 1000)",
+        help=f"ids before a tiktoken file's first token (default {TIKTOKEN_SPECIAL_TOKENS})",
     )
     return parser
 
@@ -185,25 +194,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Prepare the corpus that the command line asks for."""
     parser = build_parser()
     options = parser.parse_args(arguments)
-    targets = [Path(f"{options.output}.bin"), Path(f"{options.output}.idx")]
-    targets += [options.save_text] if options.save_text else []
-    present = [str(path) for path in targets if path.exists()]
+    present = [str(path) for path in _targets(options) if path.exists()]
     if present and not options.overwrite and not is_being_put_in_place(options.output):
         parser.error(f"{present[0]} is there already; --overwrite replaces it")
     return run(lambda: _program(options), parser.prog)
 
 
+def _targets(options: argparse.Namespace) -> list[Path]:
+    return [Path(f"{options.output}.bin"), Path(f"{options.output}.idx"), *filter(None, [options.save_text])]
+
+
+def _choice(options: argparse.Namespace) -> TokenizerChoice:
+    """The tokenizer that the command line chooses, with options that are its own.
+
+    Raises:
+        InputError: an option is given that it has no use for; it would change nothing, without a word.
+    """
+    from script.data.encoders import TokenizerChoice, options_of
+
+    given = {field: getattr(options, flag[2:].replace("-", "_")) for field, flag in TOKENIZER_FLAGS.items()}
+    given = {field: value for field, value in given.items() if value is not None}
+    for field in sorted(given.keys() - options_of(options.tokenizer)):
+        raise InputError(f"{TOKENIZER_FLAGS[field]}: the tokenizer {options.tokenizer} has no use for it")
+    return TokenizerChoice(name=options.tokenizer, **given)
+
+
+def _refuse_ruin(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:
+    """Two outputs in one place, or one in the place of an input, would ruin what is there without a word."""
+    taken = {path.resolve(): f"{path} is an input" for path in inputs}
+    for path in outputs:
+        if complaint := taken.get(path.resolve()):
+            raise InputError(f"{complaint}; it can not be written to")
+        taken[path.resolve()] = f"{path} is an output already"
+
+
 def _program(options: argparse.Namespace) -> None:
-    from script.data.encoders import TokenizerChoice
     from script.data.encoding import Recipe
     from script.data.inputs import input_files
 
-    choice = TokenizerChoice(
-        name=options.tokenizer,
-        vocab_size=options.vocab_size,
-        tiktoken_pattern=options.tiktoken_pattern,
-        tiktoken_special_tokens=options.tiktoken_num_special_tokens,
-    )
+    choice, inputs = _choice(options), input_files(options.inputs)
+    _refuse_ruin(_targets(options), [*inputs, *choice.files()])
     recipe = Recipe(
         tokenizer=choice,
         text_key=options.text_key,
@@ -211,7 +241,7 @@ def _program(options: argparse.Namespace) -> None:
         keep_text=options.save_text is not None,
     )
     prepare(
-        input_files(options.inputs),
+        inputs,
         recipe,
         options.output,
         text=options.save_text,

@@ -5,7 +5,7 @@
 CHECKPOINT_DIR is what import_checkpoint or pretrain_gpt.py --save wrote, in any tensor and pipeline parallel layout,
 with or without an optimizer's state. The weights keep the checkpoint's precision unless --dtype says otherwise, and are
 read and written one tensor at a time. What Llama (or, with biases on queries, keys and values, Qwen2) can not express
-is refused by name. HF_DIR is there completely or not at all.
+is refused by name. HF_DIR is there completely or not at all, and takes the place of nothing but an earlier export.
 """
 
 from __future__ import annotations
@@ -16,19 +16,26 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 
 from script.data.cache import staged_directory
 from script.data.command_line import InputError, Parser, existing_path, run
 from script.model.architecture import DTYPES
-from script.model.hf_checkpoint import CONFIG_FILE, TOKENIZER_FILES
+from script.model.hf_checkpoint import CONFIG_FILE, INDEX_FILE, SAFETENSORS_SUFFIX, TOKENIZER_FILES
 from script.model.hf_export import write_hugging_face
 from script.model.megatron_checkpoint import LATEST_ITERATION, MegatronCheckpoint
+from script.model.replacing import Product
 
 logger = logging.getLogger(__name__)
 
-UNITS = {"MB": 10**6, "GB": 10**9, "MIB": 2**20, "GIB": 2**30}
+UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 DEFAULT_SHARD = "5GB"
+HUGGING_FACE_MODEL = Product(
+    kind="Hugging Face model",
+    marker=CONFIG_FILE,
+    contents=(CONFIG_FILE, f"*{SAFETENSORS_SUFFIX}", INDEX_FILE, *TOKENIZER_FILES),
+)
 
 
 def export_checkpoint(
@@ -40,7 +47,7 @@ def export_checkpoint(
     max_shard_bytes: int = 5 * 10**9,
     tokenizer: Path | None = None,
 ) -> None:
-    """Write the Hugging Face directory of a Megatron checkpoint, replacing what is at `output`.
+    """Write the Hugging Face directory of a Megatron checkpoint, replacing the model that is at `output`.
 
     Args:
         checkpoint_dir: the checkpoint's directory.
@@ -51,8 +58,12 @@ def export_checkpoint(
         tokenizer: a tokenizer's file or directory; None: the files beside the checkpoint, if there are any.
 
     Raises:
-        InputError: the checkpoint can not be read or is no Llama-type model; nothing has changed then.
+        InputError: the checkpoint can not be read or is no Llama-type model, or `output` holds something else than
+            such a directory, or the checkpoint; nothing has changed then.
     """
+    complaint = HUGGING_FACE_MODEL.overlap(checkpoint_dir, output)
+    if complaint := complaint or HUGGING_FACE_MODEL.occupied(output, overwrite=True):
+        raise InputError(complaint)
     checkpoint = MegatronCheckpoint(checkpoint_dir, iteration)
     dtype = dtype or _dtype_of(checkpoint)
     with staged_directory(output) as directory:
@@ -88,12 +99,13 @@ def _copy_tokenizer(source: Path, directory: Path) -> int | None:
 
 
 def size_in_bytes(text: str) -> int:
-    """Argument type: a size such as 500MB, 5GB or 2GiB."""
-    match = re.fullmatch(r"(\d+)\s*([A-Za-z]+)", text)
-    unit = match and UNITS.get(match[2].upper())
-    if not match or not unit or int(match[1]) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 500MB, 5GB or 2GiB")
-    return int(match[1]) * unit
+    """Argument type: a size such as 500MB, 0.5GB or 2GiB."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text)
+    unit = UNITS.get(match[2].upper(), 0) if match else 0
+    size = int(Decimal(match[1]) * unit) if match else 0
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 500MB, 0.5GB or 2GiB ({', '.join(UNITS)})")
+    return size
 
 
 def build_parser() -> Parser:
@@ -120,20 +132,12 @@ def build_parser() -> Parser:
     return parser
 
 
-def _occupied(output: Path, overwrite: bool) -> str | None:
-    """Say why `output` can not be written to; only what is a Hugging Face model is ever replaced."""
-    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
-        return None
-    if not (output / CONFIG_FILE).is_file():
-        return f"{output} holds something that is no Hugging Face model; choose another directory"
-    return None if overwrite else f"{output} holds a model already; --overwrite replaces it"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Export the checkpoint that the command line names."""
     parser = build_parser()
     options = parser.parse_args(arguments)
-    if complaint := _occupied(options.output, options.overwrite):
+    complaint = HUGGING_FACE_MODEL.overlap(options.checkpoint, options.output)
+    if complaint := complaint or HUGGING_FACE_MODEL.occupied(options.output, overwrite=options.overwrite):
         parser.error(complaint)
 
     def program() -> None:

@@ -6,14 +6,13 @@ Pickled weights (*.bin, *.pt) are not read: opening one runs what is written in 
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megatron.training.data.tokenizer import CONFIG_FILE as TOKENIZER_CONFIG_FILE
 from megatron.training.data.tokenizer import TOKENIZER_FILE
 from script.data.command_line import InputError
+from script.data.json_file import read_json_object
 from script.model import rope_scaling
 from script.model.architecture import LlamaArchitecture
 from script.model.llama_weights import RotaryLayout, layer_roles
@@ -94,7 +93,7 @@ class HuggingFaceCheckpoint:
     def __init__(self, source: Path) -> None:
         self._weights = None if source.is_dir() else source
         self.directory = source if source.is_dir() else source.parent
-        self._config = _read_json(self.directory / CONFIG_FILE)
+        self._config = read_json_object(self.directory / CONFIG_FILE)
         self.architecture = self._read_architecture()
         self._files = self._locate_tensors()
         self._refuse_foreign_tensors()
@@ -200,7 +199,7 @@ class HuggingFaceCheckpoint:
             if not paths:
                 raise InputError(self._no_weights())
             return paths
-        names = set(_read_json(self.directory / INDEX_FILE).get("weight_map", {}).values())
+        names = set(read_json_object(self.directory / INDEX_FILE).get("weight_map", {}).values())
         if strange := sorted(name for name in names if Path(name).name != name):
             raise InputError(f"{self.directory / INDEX_FILE}: {strange[0]} is not the name of a file beside it")
         return [self.directory / name for name in sorted(names)]
@@ -221,14 +220,3 @@ class HuggingFaceCheckpoint:
             raise InputError(
                 f"{self.directory}: {foreign[0]} ({len(foreign)} in all) has no place in a Llama-type model"
             )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    content: Any = None
-    if not path.is_file():
-        raise InputError(f"no such file: {path}")
-    with suppress(ValueError):
-        content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: no JSON object")
-    return content

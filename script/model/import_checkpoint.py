@@ -13,7 +13,7 @@ What DIR holds then:
     tokenizer.json, ...                  the model's tokenizer, where the source has one
 
 The weights are read, laid out anew and rounded to --dtype one tensor at a time, so that no second copy of the model is
-held. DIR is there completely or not at all.
+held. DIR is there completely or not at all, and takes the place of nothing but an earlier import.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megatron.training.checkpoint.checkpoint_directory import LATEST
+from megatron.training.checkpoint.architecture import FILE_NAME as ARCHITECTURE_FILE
+from megatron.training.checkpoint.checkpoint_directory import LATEST, RELEASE
 from script.data.cache import staged_directory
 from script.data.command_line import InputError, Parser, existing_path, run
 from script.data.encoders import CONFIG_FILE, TOKENIZER_FILE, end_of_document
@@ -35,6 +36,7 @@ from script.model.architecture import DTYPES
 from script.model.gguf_checkpoint import GgufCheckpoint
 from script.model.hf_checkpoint import PICKLED, SAFETENSORS_SUFFIX, TOKENIZER_FILES, HuggingFaceCheckpoint
 from script.model.llama_weights import load_into
+from script.model.replacing import Product
 
 if TYPE_CHECKING:
     from script.model.llama_weights import LlamaCheckpoint
@@ -42,6 +44,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GGUF_SUFFIX = ".gguf"
+IMPORTED = Product(
+    kind="checkpoint of an imported model",
+    marker=LATEST,
+    contents=(
+        LATEST, ARCHITECTURE_FILE, *TOKENIZER_FILES, RELEASE,
+        *(f"{RELEASE}/{name}" for name in (".metadata", "*.distcp", "common.pt", "metadata.json")),
+    ),
+)  # fmt: skip
 
 
 def open_checkpoint(source: Path) -> LlamaCheckpoint:
@@ -60,7 +70,7 @@ def open_checkpoint(source: Path) -> LlamaCheckpoint:
 
 
 def import_checkpoint(source: Path, output: Path, *, dtype: str = "bf16") -> None:
-    """Write the Megatron checkpoint of a pretrained model, replacing what is at `output`.
+    """Write the Megatron checkpoint of a pretrained model, replacing the import that is at `output`.
 
     Args:
         source: a GGUF file or a Hugging Face directory.
@@ -68,8 +78,11 @@ def import_checkpoint(source: Path, output: Path, *, dtype: str = "bf16") -> Non
         dtype: what the weights are rounded to, a key of DTYPES.
 
     Raises:
-        InputError: the source can not be used; nothing has changed then.
+        InputError: the source can not be used, or `output` holds something else than an import, or the source; nothing
+            has changed then.
     """
+    if complaint := IMPORTED.overlap(source, output) or IMPORTED.occupied(output, overwrite=True):
+        raise InputError(complaint)
     with _naming(source), staged_directory(output) as directory:
         checkpoint = open_checkpoint(source)
         _write_weights(checkpoint, directory, dtype)
@@ -130,24 +143,16 @@ def build_parser() -> Parser:
     parser.add_argument("source", type=existing_path, metavar="SOURCE", help="a .gguf file or a directory")
     parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="the checkpoint's directory")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="of the weights written (default bf16)")
-    parser.add_argument("--overwrite", action="store_true", help="replace what is in DIR")
+    parser.add_argument("--overwrite", action="store_true", help="replace the import that is in DIR")
     return parser
-
-
-def _occupied(output: Path, overwrite: bool) -> str | None:
-    """Say why `output` can not be written to; only what is a checkpoint is ever replaced."""
-    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
-        return None
-    if not (output / LATEST).is_file():
-        return f"{output} holds something that is no checkpoint; choose another directory"
-    return None if overwrite else f"{output} holds a checkpoint already; --overwrite replaces it"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Import the model that the command line names."""
     parser = build_parser()
     options = parser.parse_args(arguments)
-    if complaint := _occupied(options.output, options.overwrite):
+    complaint = IMPORTED.overlap(options.source, options.output)
+    if complaint := complaint or IMPORTED.occupied(options.output, overwrite=options.overwrite):
         parser.error(complaint)
 
     def program() -> None:

@@ -88,12 +88,16 @@ class MegatronCheckpoint:
         self.path = _find(directory, iteration)
         flags = read_architecture(directory)
         if flags is None:
-            raise InputError(f"{directory / FILE_NAME} is missing: nothing says what model this is")
+            raise InputError(
+                f"{directory / FILE_NAME} is missing: nothing says what model this is. Checkpoints of Megatron-LM's "
+                "own trainer have none and are not exported as they are; docs/checkpoints.md says how to write one"
+            )
         self.architecture = architecture_of(flags, str(directory))
         self.rotary_layout: RotaryLayout = "interleaved" if flags.get("rotary_interleaved") else "half"
         self._norm_offset = 1.0 if flags.get("layernorm_zero_centered_gamma") else 0.0
         self._reader = _open(self.path)
         self._refuse_foreign_tensors()
+        self._refuse_more_layers()
         self._last: tuple[tuple[str, int | None], torch.Tensor] | None = None
 
     @property
@@ -107,6 +111,9 @@ class MegatronCheckpoint:
         stored = self._stored(MODEL_KEYS[role] if layer is None else LAYER_KEYS[role], layer)
         for fused in (QUERY_KEY_VALUE, BIAS_ROLES):
             if role in fused:
+                self._require_rows(
+                    stored, (a.num_attention_heads + 2 * a.num_query_groups) * a.kv_channels, role, layer
+                )
                 return ungroup_rows(stored, a.num_attention_heads, a.num_query_groups)[fused.index(role)]
         parts: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
             "gate": lambda w_NK: w_NK[: a.ffn_hidden_size],
@@ -152,6 +159,20 @@ class MegatronCheckpoint:
         )
         if foreign:
             raise InputError(f"{self.path}: {foreign[0]} ({len(foreign)} in all) has no place in a Llama-type model")
+
+    def _refuse_more_layers(self) -> None:
+        """The layers of a stack behind the last one that model.json knows would be left out without a word."""
+        layers = self.architecture.num_layers
+        for name, stored in self._reader.tensors.items():
+            if name.removeprefix(STACKED_LAYERS) in LAYER_KEYS.values() and stored.shape[0] > layers:
+                raise InputError(f"{self.path}: {name} holds {stored.shape[0]} layers, {FILE_NAME} says {layers}")
+
+    def _require_rows(self, stored: torch.Tensor, rows: int, role: str, layer: int | None) -> None:
+        if stored.shape[0] != rows:
+            raise InputError(
+                f"{self.path}: {LAYER.format(layer=layer)}{LAYER_KEYS[role]} has {stored.shape[0]} rows, the heads, "
+                f"query groups and kv_channels of {FILE_NAME} make {rows}"
+            )
 
 
 def _find(directory: Path, iteration: str) -> Path:

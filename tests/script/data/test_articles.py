@@ -45,6 +45,10 @@ def test_json_key(tmp_path):
         ("a.jsonl", b'{"text": "x"}\n{"text": \n', "line 2 is not JSON"),
         ("a.jsonl", b'{"text": "x"}\n["text"]\n', "line 2 has no text under the key 'text'"),
         ("a.jsonl", b'{"text": 3}\n', "line 1 has no text"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": "ab \\ud800 c"}\n', "line 2 has half a surrogate pair"),
+        ("a.jsonl", b'{"title": "\\udfff", "text": "x"}\n', "line 1 has half a surrogate pair"),
+        ("a.jsonl", b'{"text": "x"}\n' + b"[" * 200_000, "line 2 is not JSON"),
+        ("a.txt.gz", b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03" + b"\xff" * 40, "can not be read as plain text"),
         ("a.xml", b"", "can not be read as .xml"),
         ("a.txt", b"\xff\xfe\x00", "can not be read as plain text"),
         ("a.xml.bz2", b"not packed", "a.xml.bz2"),
@@ -67,6 +71,25 @@ def test_a_truncated_dump_is_named(tmp_path, dump_text, size, pack):
     path.write_bytes(content[: int(size * len(content))])
     with pytest.raises(InputError, match=r"can not be read as \.xml"):
         _read(path)
+
+
+def test_pairs_of_surrogates_are_characters(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(r'{"text": "ab \ud83c\udf5e c"}')
+    assert _read(path) == [("", "ab \U0001f35e c")]
+
+
+def test_a_reference_to_half_a_surrogate_pair_is_replaced(tmp_path, dump_text):
+    path = tmp_path / "a.xml"
+    path.write_text(dump_text.replace("Salt: 42 g", "Salt: &amp;#xD800; g"))
+    assert _read(path)[1][1] == " Use \nSalt: \ufffd g, caf\u00e9."
+
+
+def test_what_the_system_says_of_reading_is_no_fault_of_the_content(tmp_path):
+    path = tmp_path / "a.txt"
+    with pytest.raises(FileNotFoundError, match="No such file") as caught:
+        _read(path)
+    assert caught.value.filename == str(path)
 
 
 def test_json_line_round_trip(tmp_path):

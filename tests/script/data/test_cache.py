@@ -46,6 +46,29 @@ def test_success_replaces_what_was_there(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
 
 
+@pytest.mark.parametrize("restorable", [True, False])
+def test_stopped_between_the_two_renames(tmp_path, monkeypatch, restorable):
+    """What was there is in its place again; if even that fails, it is where it was set aside."""
+    target = tmp_path / "made"
+    with subject.staged_directory(target) as directory:
+        (directory / "a").write_text("old")
+    rename = Path.rename
+
+    def stop(self, to):
+        if self.name == "new" or (to == target and not restorable):
+            raise KeyboardInterrupt
+        return rename(self, to)
+
+    monkeypatch.setattr(Path, "rename", stop)
+    with pytest.raises(KeyboardInterrupt), subject.staged_directory(target) as directory:
+        (directory / "a").write_text("new")
+    if restorable:
+        assert (target / "a").read_text() == "old"
+        assert [path.name for path in tmp_path.iterdir()] == ["made"]
+    else:
+        assert [path.read_text() for path in tmp_path.glob(".made.*.tmp/old/a")] == ["old"]
+
+
 def test_what_a_killed_program_left_is_removed(tmp_path):
     for name in (".made.abc.tmp", ".other.abc.tmp", "made"):
         (tmp_path / name / "new").mkdir(parents=True)

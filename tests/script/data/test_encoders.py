@@ -42,6 +42,24 @@ def sentencepiece_model(tmp_path):
     return tmp_path / "m.model"
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{bad", "no JSON object"),
+        ("[1]", "no JSON object, but list"),
+        ("[" * 200_000, "no JSON object"),
+        ('{"eos_token": 3}', "eos_token is 3, the text of a token is expected"),
+        ('{"eos_token": {"content": [1]}}', r"eos_token is \[1\], the text"),
+    ],
+)
+def test_a_broken_configuration_is_named(write_tokenizer, content, message):
+    directory = write_tokenizer()
+    (directory / "tokenizer_config.json").write_text(content)
+    with pytest.raises(InputError, match=message) as caught:
+        load_encoder(str(directory))
+    assert str(directory / "tokenizer_config.json") in str(caught.value)
+
+
 def test_bytes():
     encoder = load_encoder("bytes")
     assert encoder.encode_batch(TEXTS) == [list(text.encode()) for text in TEXTS]

@@ -79,6 +79,50 @@ def test_numbers_that_are_no_ids_are_named(tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["a.txt"]
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_text_that_the_tokenizer_does_not_take_is_named_with_its_line(tmp_path, capsys, workers):
+    source = tmp_path / "a.jsonl"
+    source.write_text('{"text": "1"}\n\n{"text": "2"}\n{"text": "3 nine"}\n')
+    options = ("--tokenizer", "null", "--vocab-size", 9, "--output", tmp_path / "x", "--workers", workers)
+    assert _run(source, *options) == 1
+    assert f"{source}: line 4: 'nine' is no token id" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["a.jsonl"]
+
+
+TOKENIZER_WITHOUT_USE = (
+    ("byte-level", ("--vocab-size", 7)),
+    ("bytes", ("--tiktoken-pattern", "v1")),
+    ("null", ("--vocab-size", 9, "--tiktoken-num-special-tokens", 5)),
+    ("tokenizer.json", ("--vocab-size", 7)),
+)
+
+
+@pytest.mark.parametrize(("tokenizer", "options"), TOKENIZER_WITHOUT_USE)
+def test_options_that_the_tokenizer_has_no_use_for_are_refused(tmp_path, monkeypatch, capsys, tokenizer, options):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "a.txt").write_text("7")
+    assert _run("a.txt", "--tokenizer", tokenizer, *options, "--output", "x") == 1
+    assert f"{options[-2]}: the tokenizer {tokenizer} has no use for it" in capsys.readouterr().err
+    assert not [*tmp_path.glob("x*"), *tmp_path.glob(".x*")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("x.bin", "x.bin is an output already"), ("x.idx", "x.idx is an output"), ("../{}/a.txt", "a.txt is an input")],
+)
+def test_an_output_never_takes_the_place_of_another_or_of_an_input(tmp_path, monkeypatch, capsys, text, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("text")
+    options = ("--tokenizer", "bytes", "--output", "x", "--overwrite")
+    assert _run("a.txt", *options, "--save-text", text.format(tmp_path.name)) == 1
+    assert message in capsys.readouterr().err
+    (tmp_path / "y.bin").write_text("text")
+    assert _run("y.bin", "--tokenizer", "bytes", "--output", "y", "--overwrite") == 1
+    assert "y.bin is an input" in capsys.readouterr().err
+    assert {p.name: p.read_text() for p in tmp_path.iterdir() if p.is_file()} == {"a.txt": "text", "y.bin": "text"}
+
+
 def test_what_is_there_is_not_replaced_unless_asked(tmp_path, capsys):
     source = tmp_path / "a.txt"
     source.write_text("new")
@@ -95,7 +139,12 @@ def test_what_is_there_is_not_replaced_unless_asked(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [('{"text": "good"}\nbroken\n', "line 2 is not JSON"), ('{"text": " "}\n', "there is no text in the input")],
+    [
+        ('{"text": "good"}\nbroken\n', "line 2 is not JSON"),
+        ('{"text": "good"}\n{"text": "ab \\ud800 c"}\n', "line 2 has half a surrogate pair"),
+        ('{"text": "good"}\n' + "[" * 200_000, "line 2 is not JSON"),
+        ('{"text": " "}\n', "there is no text in the input"),
+    ],
 )
 def test_a_failure_leaves_the_old_files_and_no_new_ones(tmp_path, capsys, content, message):
     old, source = tmp_path / "old.txt", tmp_path / "bad.jsonl"

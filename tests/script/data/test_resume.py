@@ -1,5 +1,6 @@
 """A run that is stopped at any moment goes on with the same command, and writes the bytes of one that was not."""
 
+import errno
 import io
 import json
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from script.data import pieces, prepare_corpus, staging
+from script.data import articles, pieces, prepare_corpus, staging
 from script.data.encoders import TokenizerChoice
 from script.data.encoding import Recipe, encode_all
 from script.data.progress import ProgressLine, duration
@@ -73,6 +74,28 @@ def test_going_on(run, tmp_path, monkeypatch, capsys, pieces_done, error, code):
     assert files(tmp_path, "x") == files(tmp_path, "whole")
     assert (tmp_path / "x.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     assert not list(tmp_path.glob(".*"))
+
+
+def test_going_on_after_a_read_that_failed(run, tmp_path, monkeypatch, capsys):
+    """A disk, or a network file system, that fails for a moment costs no work; content that is wrong leaves nothing."""
+    assert run("whole") == 0
+    read = articles.read_pieces
+
+    def fail(path, start):
+        for number, piece in enumerate(read(path, start)):
+            if number == 5:
+                raise OSError(errno.EIO, "Input/output error")
+            yield piece
+
+    monkeypatch.setattr(articles, "read_pieces", fail)
+    assert run("x") == 1
+    said = capsys.readouterr().err
+    assert "the same command goes on from there" in said
+    assert f"Input/output error: '{tmp_path / 'a.jsonl'}'" in said
+    monkeypatch.setattr(articles, "read_pieces", read)
+    assert run("x") == 0
+    assert "going on after" in capsys.readouterr().err
+    assert files(tmp_path, "x") == files(tmp_path, "whole")
 
 
 @pytest.mark.parametrize("change", ["input", "option", "journal", "tokens"])

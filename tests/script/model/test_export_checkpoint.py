@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from script.model.import_checkpoint import import_checkpoint
 from script.model.megatron_checkpoint import architecture_of
 from script.model.single_process import model_parallel
 
+DOCUMENTATION = Path(__file__).parents[3] / "docs" / "checkpoints.md"
 IDS = [(7 * index) % 296 for index in range(24)]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 LLAMA3 = {
@@ -252,7 +255,7 @@ def test_only_a_model_is_overwritten(tiny, write_hf, tmp_path, capsys):
     (full / "precious").write_text("x")
     for output, extra, message in (
         (full, ["--overwrite"], "holds something that is no Hugging Face model"),
-        (source, [], "holds a model already; --overwrite replaces it"),
+        (source, [], "holds a Hugging Face model already; --overwrite replaces it"),
     ):
         with pytest.raises(SystemExit) as exit_:
             main([str(tmp_path / "megatron"), "--output", str(output), *extra])
@@ -263,7 +266,87 @@ def test_only_a_model_is_overwritten(tiny, write_hf, tmp_path, capsys):
     assert_same_bits(tensors(source), before)
 
 
-@pytest.mark.parametrize(("text", "size"), [("5GB", 5 * 10**9), ("2 GiB", 2**31), ("500mb", 5 * 10**8)])
+@pytest.mark.parametrize("foreign", ["notes.txt", "optimizer.pt", "onnx/model.onnx", "old.safetensors/x"])
+def test_one_foreign_file_keeps_a_directory_from_being_replaced(tiny, write_hf, tmp_path, capsys, foreign):
+    source, _ = write_hf(tiny)
+    import_checkpoint(source, tmp_path / "megatron", dtype="fp32")
+    (source / foreign).parent.mkdir(exist_ok=True)
+    (source / foreign).write_text("precious")
+    named = foreign if foreign.startswith("old") else foreign.split("/")[0]
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "megatron"), "--output", str(source), "--overwrite"])
+    assert f"no Hugging Face model: {named}; choose another" in capsys.readouterr().err
+    with pytest.raises(InputError, match=named):
+        export_checkpoint(tmp_path / "megatron", source)
+    assert (source / foreign).read_text() == "precious"
+
+
+@pytest.mark.parametrize("place", ["", "release", "..", "../link", "new"])
+def test_the_checkpoint_that_is_read_is_never_replaced(tiny, write_hf, tmp_path, capsys, place):
+    """Nor what is around or inside it, whatever lies there (a config.json, once, was enough to lose it all)."""
+    source, _ = write_hf(tiny)
+    checkpoint = tmp_path / "all" / "megatron"
+    import_checkpoint(source, checkpoint, dtype="fp32")
+    (tmp_path / "all" / "link").symlink_to(checkpoint)
+    for directory in (checkpoint, checkpoint / "release", tmp_path / "all"):
+        (directory / "config.json").write_text("{}")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(SystemExit) as exit_:
+        main([str(checkpoint), "--output", str(checkpoint / place), "--overwrite"])
+    assert exit_.value.code == 2
+    assert "read; choose another directory" in capsys.readouterr().err
+    with pytest.raises(InputError, match="choose another directory"):
+        export_checkpoint(checkpoint, checkpoint / place)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("config", ["{bad", "[1]"])
+def test_a_broken_tokenizer_configuration_is_named(tiny, write_gguf, tmp_path, caplog, config):
+    source, _ = write_gguf(tiny)
+    import_checkpoint(source, tmp_path / "megatron")
+    (tmp_path / "megatron" / "tokenizer_config.json").write_text(config)
+    export_checkpoint(tmp_path / "megatron", tmp_path / "out")
+    assert "tokenizer_config.json: no JSON object" in caplog.text
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["eos_token_id"] is None
+
+
+def test_a_checkpoint_without_model_json_is_exported_once_it_is_written(tiny, write_hf, tmp_path):
+    """What Megatron-LM's own trainer leaves, and a model.json of the entries that docs/checkpoints.md names."""
+    source, _ = write_hf(tiny)
+    checkpoint = tmp_path / "megatron"
+    import_checkpoint(source, checkpoint, dtype="fp32")
+    flags = json.loads((checkpoint / "model.json").read_text())
+    (checkpoint / "model.json").unlink()
+    with pytest.raises(InputError, match=r"model\.json is missing: .* own trainer have none"):
+        export_checkpoint(checkpoint, tmp_path / "out")
+    example = re.search(r"```json\n(.*?)```", DOCUMENTATION.read_text(encoding="utf-8"), re.DOTALL)[1]
+    by_hand = {name: flags[name] for name in json.loads(example)}
+    for wrong, message in (
+        ({"num_layers": 1}, r"holds 2 layers, model\.json says 1"),
+        ({"num_query_groups": 1}, r"linear_qkv\.weight has \d+ rows, the heads, .* make \d+"),
+        ({"ffn_hidden_size": 8}, "has the shape"),
+        ({"hidden_size": 32}, "has the shape"),
+    ):
+        (checkpoint / "model.json").write_text(json.dumps(by_hand | wrong))
+        with pytest.raises(InputError, match=message):
+            export_checkpoint(checkpoint, tmp_path / "out")
+    (checkpoint / "model.json").write_text(json.dumps(by_hand))
+    export_checkpoint(checkpoint, tmp_path / "out")
+    assert_same_bits(tensors(tmp_path / "out"), tensors(source))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("5GB", 5 * 10**9),
+        ("2 GiB", 2**31),
+        ("500mb", 5 * 10**8),
+        ("100KB", 10**5),
+        ("1KiB", 1024),
+        ("0.1MB", 10**5),
+        ("1.1GB", 11 * 10**8),
+    ],
+)
 def test_sizes(text, size):
     assert size_in_bytes(text) == size
 
@@ -273,6 +356,7 @@ def test_sizes(text, size):
     [
         (["absent", "--output", "x"], 2, "no such file or directory: absent"),
         ([".", "--output", "absent", "--max-shard-size", "5"], 2, "'5' is not a size such as 500MB"),
+        ([".", "--output", "absent", "--max-shard-size", "0.0001KB"], 2, "'0.0001KB' is not a size"),
         (["tests", "--output", "absent"], 1, "tests holds no checkpoint of pretrain_gpt.py or import_checkpoint"),
     ],
 )

@@ -140,12 +140,38 @@ def test_only_a_checkpoint_is_overwritten(tiny, write_gguf, tmp_path, capsys):
         with pytest.raises(SystemExit) as exit_:
             main([str(source), "--output", str(full), *extra])
         assert exit_.value.code == 2
-        assert "holds something that is no checkpoint" in capsys.readouterr().err
+        assert "holds something that is no checkpoint of an imported model: precious; choose" in capsys.readouterr().err
     assert main([str(source), "--output", str(tmp_path / "out")]) == 0
     with pytest.raises(SystemExit):
         main([str(source), "--output", str(tmp_path / "out")])
-    assert "holds a checkpoint already; --overwrite replaces it" in capsys.readouterr().err
+    assert "holds a checkpoint of an imported model already; --overwrite replaces it" in capsys.readouterr().err
     assert main([str(source), "--output", str(tmp_path / "out"), "--overwrite"]) == 0
+
+
+@pytest.mark.parametrize("foreign", ["iter_0001000/common.pt", "release/notes.txt", "tensorboard/events", "capture.pt"])
+def test_a_training_in_the_directory_of_an_import_is_not_replaced(tiny, write_gguf, tmp_path, capsys, foreign):
+    source, _ = write_gguf(tiny)
+    out = tmp_path / "out"
+    import_checkpoint(source, out)
+    (out / foreign).parent.mkdir(exist_ok=True)
+    (out / foreign).write_text("days of work")
+    with pytest.raises(SystemExit):
+        main([str(source), "--output", str(out), "--overwrite"])
+    named = foreign if foreign.startswith("release") else foreign.split("/")[0]
+    assert f"no checkpoint of an imported model: {named}; choose" in capsys.readouterr().err
+    with pytest.raises(InputError, match=named):
+        import_checkpoint(source, out)
+    assert (out / foreign).read_text() == "days of work"
+
+
+@pytest.mark.parametrize("place", [".", "hf", "hf/model.safetensors", "hf/megatron"])
+def test_the_model_that_is_read_is_never_replaced(tiny, write_hf, tmp_path, place):
+    source, _ = write_hf(tiny)
+    (source / "latest_checkpointed_iteration.txt").write_text("release")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(InputError, match=r"read; choose another directory"):
+        import_checkpoint(source, tmp_path / place)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize(
