@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import platform
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from megatron.core.resolution import resolve
 from megatron.quantscope.capture import CaptureConfig, CaptureSession, ParallelCoordinates, new_run_id
 from megatron.quantscope.flags.quantization import UNQUANTIZED
 from megatron.quantscope.gemm import QuantConfig
-from megatron.quantscope.gemm.resolved import grouped
+from megatron.quantscope.gemm.resolved import ResolvedModule, grouped
 
 _DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
@@ -34,22 +35,34 @@ def attach(
     capture: CaptureConfig,
     *,
     compute_dtype: torch.dtype,
+    modules: Sequence[ResolvedModule] | None = None,
 ) -> tuple[CaptureSession | None, int]:
     """Quantise the model's GEMMs and open the capture (collective).
 
+    Args:
+        args: The trainer's, under Megatron-LM's names.
+        model: This rank's chunks.
+        recipe: What is quantised how.
+        capture: What is kept.
+        compute_dtype: Of the model.
+        modules: What `resolve` gave for this recipe and model; None: it is asked.
+
     Returns:
-        The capture session, to be closed at the end, None when nothing is kept; and how many modules of this rank are
-        quantised or kept.
+        The capture session, to be closed at the end, None when nothing is kept; and at how many places of all ranks
+        together tensors are kept.
 
     Raises:
-        ValueError: for a combination that is not allowed, or a recipe file that does not fit the model.
+        ValueError: for a combination that is not allowed, a recipe file that does not fit the model, or a capture of
+            nothing.
         CaptureError: when the capture's directory can not be written.
     """
-    modules = resolve(recipe, model, args.num_layers)
+    if modules is None:
+        modules = resolve(recipe, model, args.num_layers)
     info = run_info(args, compute_dtype) | {"quantization": recipe.describe() | {"modules": grouped(modules)}}
     session = _open_session(recipe, capture, info) if capture.enabled else None
     try:
-        return session, instrument(model, recipe=recipe, session=session, num_layers=args.num_layers)
+        instrument(model, recipe=recipe, session=session, num_layers=args.num_layers)
+        return session, 0 if session is None else _sites_of_all_ranks(session)
     except ValueError:
         if session is not None:
             session.close()
@@ -81,6 +94,15 @@ def _open_session(recipe: QuantConfig, config: CaptureConfig, info: dict[str, An
         run_id=_shared_run_id(),
         run_info=info,
     )
+
+
+def _sites_of_all_ranks(session: CaptureSession) -> int:
+    """How many places are kept, over all ranks; one rank alone may have none."""
+    sites = [0] * dist.get_world_size()
+    dist.all_gather_object(sites, session.sites)
+    if not any(sites):
+        raise ValueError("--tensor-filter matches no module of the model: no tensor would be kept")
+    return sum(sites)
 
 
 def _coordinates() -> ParallelCoordinates:

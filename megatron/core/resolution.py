@@ -31,11 +31,10 @@ def resolve(recipe: QuantConfig, model_chunks: Iterable[torch.nn.Module], num_la
         num_layers: Transformer layers of the whole model, over all pipeline stages.
 
     Raises:
-        ValueError: a recipe file names a layer that there is not, or has a pattern that no module matches first; on
-            all ranks alike.
+        ValueError: a recipe file names a layer that there is not, or has a pattern that no module matches first, or
+            every layer is skipped; on all ranks alike.
     """
-    if recipe.rules is not None:
-        recipe.rules.require_layers(num_layers)
+    recipe.require_layers(num_layers)
     here: list[_Found] = []
     for place in places(model_chunks):
         kind = ALL_KINDS.get(type(place.module))

@@ -59,13 +59,7 @@ def _probed_forward_impl(
         input = copy_to_tensor_model_parallel_region(input, group=tp_group)
     accumulate = functools.partial(_accumulate_main_grad, weight) if gradient_accumulation_fusion else None
     return linear(
-        input,
-        weight,
-        bias,
-        quant=probe.quant,
-        tap=tap,
-        accumulate=accumulate,
-        reduce_amax=maximum_over_shards(layer),
+        input, weight, bias, quant=probe.quant, tap=tap, accumulate=accumulate, reduce_amax=maximum_over_shards(layer)
     )
 
 

@@ -8,7 +8,7 @@ it as `tensor_parallel.checkpoint`, and the class is upstream's own with one met
 
 megatron-core 0.14 to 0.19 have both doors. Without the second one (it is looked up, not required) norms could not be
 recomputed at all. A third one would show a forward twice under one set of coordinates, which the sink refuses.
-TransformerEngine's own checkpointing (fp8) is not wrapped.
+TransformerEngine's own checkpointing (fp8) has a door of its own, wrapped in `extensions.transformer_engine`.
 """
 
 import functools

@@ -11,8 +11,11 @@ Most operands go into two GEMMs, which sum along different axes and so cut it in
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from megatron.quantscope.flags.quantization import UNQUANTIZED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,6 +93,22 @@ class Role:
     def cuts(self) -> tuple[Use, ...]:
         """How blocks are cut, one way a use; a result is cut along its last axis."""
         return self.uses or (LAST_AXIS,)
+
+    def first_quantised(self, formats: Mapping[str, Any]) -> tuple[int, str] | None:
+        """The first GEMM that was given the tensor quantised: its place in `uses`, and the name of the format.
+
+        Args:
+            formats: GEMM -> operand -> format, as captures have it; what is no mapping of operands is taken for a name.
+
+        Returns:
+            None where all its GEMMs had it as it was, or it goes into none.
+        """
+        for place, use in enumerate(self.uses):
+            operands = formats.get(use.gemm, UNQUANTIZED)
+            name = str(operands.get(self.symbol, UNQUANTIZED) if isinstance(operands, Mapping) else operands)
+            if name != UNQUANTIZED:
+                return place, name
+        return None
 
 
 def _role(symbol: str, title: str, family: str, *uses: Use) -> Role:

@@ -4,7 +4,7 @@
     summary.parquet   a row a tensor that was read: the same fields, and its `summary.TensorSummary`
 
 `offset` says where in a segment a tensor lies; it is null for a file of one tensor (`location_of` reads both).
-`trained_as` names the treatment that the run itself used on an operand, in its first GEMM (`trained_as`).
+`trained_as` names the treatment that the run itself used on an operand, in the first GEMM that had it quantised.
 
 A treatment `mxfp8` has the columns `mxfp8.sqnr_db`, `mxfp8.error_squares`, `mxfp8.underflow`, `mxfp8.saturated`,
 `mxfp8.lost` (elements) and `mxfp8.dead_blocks`; all but the first add up over rows. Those of `mxfp8@2` are null where a

@@ -1,9 +1,10 @@
 """What a run itself did to each tensor, where that is not one format for all of them.
 
 A recipe gives modules formats of their own, and gradient operands may have another one than activations. The column
-`trained_as` of the tables names the treatment that the run used along the tensor's first GEMM, as its metadata say. The
-treatment `own` is that of every row: its columns are those of the treatment that the row names, and NaN where the run
-left the tensor as it was, or did something that was not tried.
+`trained_as` of the tables names the treatment that the run used in the first GEMM that was given the tensor quantised,
+as its metadata say: `mxfp4@2` is MXFP4 in the second of its GEMMs and nothing in the first. The treatment `own` is that
+of every row: its columns are those of the treatment that the row names, and NaN where the run left the tensor as it
+was, or did something that was not tried.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from megatron.quantscope.analysis.format_errors import FLOOR, POW2_FORMATS, Treatment
 from megatron.quantscope.analysis.roles import GRADIENT_FAMILIES, role_of
-from megatron.quantscope.flags.quantization import SCALE_RULES, UNQUANTIZED
+from megatron.quantscope.flags.quantization import SCALE_RULES
 from megatron.quantscope.flags.values import POW2_AMAX
 from megatron.quantscope.formats import ALIASES, FORMATS
 
@@ -31,14 +32,14 @@ def trained_as(record: TensorRecord) -> str | None:
     """The name of the treatment that the run used on an operand; None: none, or it is not known, or no operand."""
     role = role_of(record.layer_type, record.tensor_name)
     formats = record.formats if isinstance(record.formats, dict) else {}  # a bare file's metadata may be of any make
-    operands = formats.get(role.uses[0].gemm) if role.uses else None
-    name = str(operands.get(role.symbol, UNQUANTIZED)) if isinstance(operands, dict) else UNQUANTIZED
-    fmt = FORMATS.get(ALIASES.get(name, name))
-    if fmt is None:
+    found = role.first_quantised(formats)
+    fmt = None if found is None else FORMATS.get(ALIASES.get(found[1], found[1]))
+    if found is None or fmt is None:
         return None
     rule = formats.get("scale_rule") if fmt.scale == "e8m0" else FLOOR
+    rule = rule if rule in SCALE_RULES else FLOOR
     scaled = role.family in GRADIENT_FAMILIES and fmt.name in POW2_FORMATS and formats.get("grad_scale") == POW2_AMAX
-    return Treatment(fmt.name, rule if rule in SCALE_RULES else FLOOR, scaled=scaled).name
+    return Treatment(fmt.name, rule, scaled=scaled, use=found[0] if fmt.block else 0).name
 
 
 def own_treatments(frame: pandas.DataFrame) -> list[str]:
@@ -49,8 +50,12 @@ def own_treatments(frame: pandas.DataFrame) -> list[str]:
 
 
 def is_mixed(frame: pandas.DataFrame, name: str) -> bool:
-    """Whether a run did something else to some tensor than the treatment of this name."""
-    return not set(own_treatments(frame)) <= {name}
+    """Whether a run did something else to some operand than the treatment of this name, or left some as they were.
+
+    One that quantised nothing is not mixed: it is looked at under a format that it did not have.
+    """
+    used = own_treatments(frame)
+    return bool(used) and (used != [name] or bool(frame.loc[frame["operand"], TRAINED_AS].isna().any()))
 
 
 def with_own(frame: pandas.DataFrame) -> pandas.DataFrame:

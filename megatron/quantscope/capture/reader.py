@@ -150,7 +150,7 @@ def open_capture(
         CaptureError: when there is no such directory, or nothing captured in it, or not that run or type, or when two
             directories hold the same rank of a run.
     """
-    roots = [Path(each) for each in ([directory] if isinstance(directory, str | os.PathLike) else directory)]
+    roots = _roots([directory] if isinstance(directory, str | os.PathLike) else directory)
     contents = {folder: content for root in roots for folder, content in _read_folders(root, run).items()}
     if len(roots) > 1:
         contents = of_one_run(contents, run)
@@ -174,6 +174,13 @@ def open_capture(
         capture.records.sort(key=lambda record: (record.rank or 0, record.counter))
     capture.records.sort(key=lambda record: record.quant_type)  # stable: rank and counter stay in order
     return capture if quant_types is None else _of_types(capture, quant_types)
+
+
+def _roots(directories: Sequence[Directory]) -> list[Path]:
+    """The only directory as it was given; several as absolute paths, each once however often it is spelled."""
+    if len(directories) == 1:
+        return [Path(directories[0])]
+    return [Path(path) for path in dict.fromkeys(map(os.path.realpath, directories))]
 
 
 def _above(roots: Sequence[Path]) -> Path:

@@ -132,25 +132,11 @@ class CaptureSession:
         formats: Mapping[str, Any],
         shards: Mapping[str, Sequence[Split]] | None = None,
         leave_out: Collection[str] = (),
-        head_dim: int | None = None,
-        softmax_scale: float | None = None,
-        routed: bool = False,
-        stages: Mapping[str, str] | None = None,
+        **facts: Any,
     ) -> Site | None:
         """A place for one module's tensors; None when the filter keeps none of them.
 
-        Args:
-            module: Full name with global layer numbers, `decoder.layers.0.mlp.linear_fc1`.
-            layer_type: "linear" or "attention".
-            component: "linear" or "FA".
-            layer_idx: Global layer from 0; None for a module outside the layers.
-            formats: What each operand of each GEMM is quantised to.
-            shards: Tensor name -> how the whole tensor lies over ranks (`metadata.Split`); names left out are whole.
-            leave_out: Tensor names that another rank keeps.
-            head_dim: As in `TensorMetadata`, of attention.
-            softmax_scale: As in `TensorMetadata`, of attention.
-            routed: As in `TensorMetadata`, of an expert.
-            stages: Tensor name -> its `stage`, where that does not follow from its shards.
+        Takes the attributes of `Site`; those that have defaults there are `facts`.
 
         Raises:
             CaptureUsageError: for a part that can not be in a file name, and for values that metadata can not hold.
@@ -169,11 +155,13 @@ class CaptureSession:
             formats=plain(formats, "formats"),
             shards={name: tuple(plain(splits, "shards")) for name, splits in (shards or {}).items()},
             leave_out=frozenset(leave_out),
-            head_dim=head_dim,
-            softmax_scale=softmax_scale,
-            routed=routed,
-            stages=dict(stages or {}),
+            **facts,
         )
+
+    @property
+    def sites(self) -> int:
+        """How many places of this rank tensors are kept at."""
+        return 0 if self._sink is None else self._sink.sites
 
     def listen(self, listener: RowListener) -> None:
         """Tell `listener` of every row from now on; call it before the first iteration, and at most once."""

@@ -42,7 +42,22 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """A watched module; made by `CaptureSession.site`, which documents the attributes."""
+    """A watched module; made by `CaptureSession.site`.
+
+    Attributes:
+        session: Where its tensors go.
+        module: Full name with global layer numbers, `decoder.layers.0.mlp.linear_fc1`.
+        layer_type: "linear" or "attention".
+        component: "linear" or "FA".
+        layer_idx: Global layer from 0; None for a module outside the layers.
+        formats: What each operand of each GEMM is quantised to.
+        shards: Tensor name -> how the whole tensor lies over ranks (`metadata.Split`); names left out are whole.
+        leave_out: Tensor names that another rank keeps.
+        head_dim: As in `TensorMetadata`, of attention.
+        softmax_scale: As in `TensorMetadata`, of attention.
+        routed: As in `TensorMetadata`, of an expert.
+        stages: Tensor name -> its `stage`, where that does not follow from its shards.
+    """
 
     session: CaptureSession
     module: str

@@ -73,6 +73,7 @@ _ALL = (
         differs=(
             "scales from the amax of earlier steps (amax_history_len 1024): here each tensor's own is taken, and so "
             "nothing saturates",
+            "accumulation in fewer bits in fprop (_2X_ACC_FPROP = False in pytorch/module/base.py)",
         ),
     ),
     Preset(
@@ -93,7 +94,7 @@ _ALL = (
         flags={"quant_type": "mxfp4", "quant_operands": ("dgrad", "wgrad"), **_LINEARS_ONLY},
         source="arXiv 2502.20586",
         differs=(
-            "stochastic rounding",
+            "stochastic rounding, of operands times 3/4 so that none is clipped (products times 16/9 undo it)",
             "random Hadamard transform along the contraction axis",
         ),
     ),

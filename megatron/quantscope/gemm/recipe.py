@@ -92,8 +92,11 @@ class QuantConfig:
         preset = given.pop(_PRESET, None)
         if preset is not None:
             check_one_of("--quant-preset", preset, tuple(PRESETS))
+            if given.get("quant_type") == UNQUANTIZED:
+                raise ValueError(f"--quant-type none leaves nothing of --quant-preset {preset}: leave one of them out")
             given = {**PRESETS[preset].flags, **given}
-        given.setdefault("quant_type", _type_of_environment())
+        if "quant_type" not in given:
+            given["quant_type"] = _type_of_environment()
         fields = {_FIELDS[name]: value for name, value in given.items()}
         return cls(**fields | {"operands": tuple(fields.get("operands", ())), "preset": preset})
 
@@ -143,7 +146,25 @@ class QuantConfig:
         if self.preset is None:
             return {}
         preset = PRESETS[self.preset]
-        return {"preset": {"name": preset.name, "source": preset.source, "differs": list(preset.differs)}}
+        known = {"name": preset.name, "source": preset.source, "differs": list(preset.differs)}
+        return {"preset": known | {"overridden": self._overridden()}}
+
+    def require_layers(self, num_layers: int) -> None:
+        """Raise ValueError unless a model of so many layers has what this speaks of."""
+        if self.rules is not None:
+            self.rules.require_layers(num_layers)
+        elif self.quantizes and self.skip_first_layers + self.skip_last_layers >= num_layers:
+            raise ValueError(
+                f"--quant-skip-first-layers {self.skip_first_layers} and --quant-skip-last-layers "
+                f"{self.skip_last_layers} leave none of {num_layers} layers to quantise"
+            )
+
+    def _overridden(self) -> dict[str, Any]:
+        """Destination of a flag -> value, where that is not what the preset alone comes to."""
+        alone = QuantConfig.from_namespace(Namespace(quant_preset=self.preset))
+        pairs = {name: (getattr(self, field), getattr(alone, field)) for name, field in _FIELDS.items()}
+        values = {name: here for name, (here, there) in pairs.items() if here != there}
+        return values | ({"quant_operands": list(self.operands)} if "quant_operands" in values else {})
 
     @property
     def _setting(self) -> Setting:

@@ -40,6 +40,7 @@ _RANGE = re.compile(r"(-?\d{1,5})(?:-(-?\d{1,5}))?", re.ASCII)
 _LARGEST_BYTES = 100_000
 _LONGEST_WORD = 200  # characters
 _NO_GEMM = "embedding"
+_NOTHING = "give at least a default or a rule"
 Fields = dict[str, yaml.Node]
 
 
@@ -67,7 +68,7 @@ def read_recipe(path: str) -> ModuleRules:
     except RecursionError:
         raise ValueError(f"--quant-recipe: {path} is nested too deeply") from None
     if root is None:
-        raise ValueError(f"--quant-recipe: {path} is empty; give at least a default or a rule")
+        raise ValueError(f"--quant-recipe: {path} is empty; {_NOTHING}")
     return _Reader(path).rules_of(root, text)
 
 
@@ -97,6 +98,8 @@ class _Reader:
 
     def rules_of(self, root: yaml.Node, text: str) -> ModuleRules:
         fields = self._fields(root, ("name", "default", "rules"), "the file")
+        if not fields.keys() & {"default", "rules"}:
+            self._refuse(root, _NOTHING)
         rules = self._items(fields["rules"], "rules") if "rules" in fields else []
         return ModuleRules(
             path=self.path,
@@ -116,7 +119,7 @@ class _Reader:
 
     def _default(self, node: yaml.Node) -> Setting:
         if isinstance(node, yaml.ScalarNode):
-            return Setting(quant_type=self._value("format", node))
+            return Setting(quant_type=self._value("default", node))
         return self._setting(self._fields(node, tuple(_SETTING_KEYS), "default"), node)
 
     def _rule(self, node: yaml.Node) -> Rule:
@@ -138,8 +141,9 @@ class _Reader:
         return Setting(**values)
 
     def _value(self, key: str, node: yaml.Node) -> Any:
+        words = [self._word(part, key) for part in self._several(node, key)]
         try:
-            return _VALUES[key]([self._word(part, key) for part in self._several(node, key)])
+            return _VALUES[key](words)
         except ValueError as error:
             self._refuse(node, str(error))
 
@@ -234,6 +238,7 @@ _SETTING_KEYS: Mapping[str, str] = {
     "operands": "operands",
 }
 _VALUES: Mapping[str, Callable[[list[str]], Any]] = {
+    "default": _one_of("default", QUANT_TYPES),
     "format": _one_of("format", QUANT_TYPES),
     "backward_format": _one_of("backward_format", QUANT_TYPES),
     "scale_rule": _one_of("scale_rule", SCALE_RULES),

@@ -105,7 +105,8 @@ def treatment_titles(frame: pandas.DataFrame) -> str:
     for name in own_treatments(frame):
         treatment = Treatment.named(name)
         rule = "" if treatment.scale_rule == FLOOR else f" ({treatment.scale_rule})"
-        titles.append(f"{format_title(treatment.format)}{rule}")
+        gemm = " in the second GEMM" if treatment.use else ""
+        titles.append(f"{format_title(treatment.format)}{rule}{gemm}")
     return ", ".join(titles)
 
 

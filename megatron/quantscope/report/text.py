@@ -41,6 +41,7 @@ _STATISTIC_HEADS = (
 )
 Line = Sequence[str]
 _TEXT_WIDTH, _INDENT, _LIMITS_INDENT = 110, " " * 13, " " * 3
+_MIXED = "a mixed run: what the operands were quantised to (@2: in the second of their GEMMs alone)"
 
 
 def write_texts(study: Study, output: Path) -> None:
@@ -103,7 +104,7 @@ def _own_formats(frame: pandas.DataFrame, quant_type: str) -> list[str]:
     groups = sorted(alike.items(), key=_where)
     lines = [f"{treatment} in {where}: {', '.join(sites)}" for (treatment, where), sites in groups]
     wrapped = [part for line in lines for part in textwrap.wrap(line, _TEXT_WIDTH, subsequent_indent=_LIMITS_INDENT)]
-    return ["-- a mixed run: what the operands were quantised to along their first GEMM", *wrapped, ""]
+    return [f"-- {_MIXED}", *wrapped, ""]
 
 
 def _where(group: tuple[tuple[str, str], list[str]]) -> str:

@@ -51,6 +51,10 @@ def record(tensor_name, formats, layer_type="linear"):
         ("input", {"fprop": {"x": "of another tool", "w": "none"}}, None),
         ("input", {"fprop": "what?"}, None),
         ("input", {"fprop": {"x": ["mxfp8"]}}, None),
+        ("input", {"fprop": {"x": "none", "w": "none"}}, "mxfp4_rceil@2"),
+        ("input", {"fprop": {"x": "none"}, "wgrad": {"x": "hifp8"}}, "hifp8"),  # no blocks: alike along any axis
+        ("weight", {"dgrad": {"dy": "none", "w": "mxfp4"}, "scale_rule": "floor"}, "mxfp4@2"),
+        ("grad_output", {"dgrad": {"dy": "none"}, "wgrad": {"dy": "mxfp8_e5m2"}}, "mxfp8_e5m2_rceil@2"),
     ],
 )
 def test_the_metadata_say_which_treatment_it_was(tensor_name, changes, expected):
@@ -100,8 +104,23 @@ def test_a_run_is_mixed_when_a_tensor_had_another_treatment_than_the_named_one(s
     assert own_treatments(summary) == ["hifp8", "mxfp4", "mxfp8_rceil"]
     assert is_mixed(summary, "mxfp8")
     assert not is_mixed(summary[summary["trained_as"] == "mxfp4"], "mxfp4")
+    assert is_mixed(summary[summary["trained_as"] == "mxfp4"], "mxfp8")
     assert not is_mixed(summary[summary["trained_as"].isna()], "mxfp8")
     assert not is_mixed(summary.drop(columns="trained_as"), "mxfp8")
+
+
+def test_a_run_that_left_some_operands_as_they_were_is_mixed(summary):
+    kept = summary[summary["site"].isin(["fc1.w", "fc1.y"]) | summary["trained_as"].eq("mxfp4")]
+    assert own_treatments(kept) == ["mxfp4"]
+    assert is_mixed(kept, "mxfp4")
+    assert not is_mixed(kept[kept["site"] != "fc1.w"], "mxfp4")  # a result is no operand
+
+
+def test_own_columns_of_an_operand_that_only_its_second_gemm_had_quantised(summary):
+    columns = {name: summary[name].add(1) for name in summary if name.startswith("mxfp4.")}
+    second = summary.assign(**{name.replace("mxfp4", "mxfp4@2"): column for name, column in columns.items()})
+    second.loc[1, "trained_as"] = "mxfp4@2"
+    assert with_own(as_trained(second)).loc[1, f"{OWN}.sqnr_db"] == summary.loc[1, "mxfp4.sqnr_db"] + 1
 
 
 def test_which_layers_had_which_treatment(summary):

@@ -87,3 +87,12 @@ def test_bad_input(nodes, tmp_path):
         open_capture(nodes("20260101_000000_aaaaaa"), run="x")
     with pytest.raises(CaptureError, match="no directory"):
         open_capture([])
+
+
+def test_one_directory_spelled_twice_is_read_once(nodes, tmp_path):
+    first, second = nodes(new_run_id())
+    (tmp_path / "link").symlink_to(first)
+    again = first.parent / ".." / first.parent.name / first.name
+    assert rows(open_capture([first, again])) == rows(open_capture(first))
+    several = open_capture([first, tmp_path / "link", second, again / "mxfp8"])
+    assert rows(several) == rows(open_capture([first, second]))

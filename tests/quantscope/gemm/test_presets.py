@@ -89,7 +89,11 @@ def test_what_is_given_by_hand_wins_and_the_rest_is_the_presets():
         "x": "mxfp4",
         "w": "mxfp4",
     }
-    assert parse("--quant-preset", "ocp", "--quant-type", "none").linear(LINEAR, 0, 4) is None
+
+
+def test_a_preset_of_which_nothing_is_left_is_refused():
+    with pytest.raises(ValueError, match=r"^--quant-type none leaves nothing of --quant-preset te-mxfp8: leave one of"):
+        parse("--quant-preset", "te-mxfp8", "--quant-type", "none")
 
 
 def test_preset_is_by_hand_and_comes_before_the_environment(monkeypatch):
@@ -101,6 +105,19 @@ def test_run_json_names_the_preset_its_source_and_what_it_leaves_out():
     (preset,) = parse("--quant-preset", "te-nvfp4").describe().values()
     assert (preset["name"], preset["source"]) == ("te-nvfp4", PRESETS["te-nvfp4"].source)
     assert "stochastic rounding of dy" in preset["differs"]
+    assert preset["overridden"] == {}
+
+
+def test_run_json_says_what_was_overridden_also_once_the_flags_hold_what_it_came_to():
+    flags = ("--quant-type", "mxfp4", "--quant-scope", "linear", "--quant-operands", "wgrad")
+    parser = argparse.ArgumentParser()
+    add_flags(parser, (QUANTIZATION_FLAGS,))
+    namespace = parser.parse_args(("--quant-preset", "te-mxfp8", *flags))
+    config = QuantConfig.from_namespace(namespace)
+    expected = {"quant_type": "mxfp4", "quant_operands": ["wgrad"]}
+    assert config.describe()["preset"]["overridden"] == expected
+    config.write_back(namespace)
+    assert QuantConfig.from_namespace(namespace).describe()["preset"]["overridden"] == expected
 
 
 def test_unknown_preset_is_answered_with_the_allowed_ones():

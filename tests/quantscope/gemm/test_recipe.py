@@ -45,6 +45,24 @@ def test_wrong_environment_is_named(monkeypatch):
         parse()
 
 
+def test_the_environment_is_not_looked_at_where_something_is_given_by_hand(monkeypatch):
+    monkeypatch.setenv("CUSTOM_QUANT_TYPE", "foo")
+    assert parse("--quant-type", "bf16").quant_type == "bf16"
+    assert parse("--quant-preset", "ocp").quant_type == "mxfp8"
+
+
+@pytest.mark.parametrize(("first", "last", "layers"), [(5, 0, 2), (0, 2, 2), (1, 1, 2)])
+def test_skipping_every_layer_is_refused(first, last, layers):
+    config = QuantConfig(quant_type="mxfp8", skip_first_layers=first, skip_last_layers=last)
+    with pytest.raises(
+        ValueError,
+        match=f"--quant-skip-first-layers {first} and --quant-skip-last-layers {last} leave none of {layers} layers",
+    ):
+        config.require_layers(layers)
+    config.require_layers(first + last + 1)
+    QuantConfig(skip_first_layers=first, skip_last_layers=last).require_layers(layers)  # nothing is to be quantised
+
+
 @pytest.mark.parametrize("quant_type", [name for name in QUANT_TYPES if name != "none"])
 def test_every_type_reaches_every_operand(quant_type):
     config = parse("--quant-type", quant_type)

@@ -70,13 +70,15 @@ RULE = "rules:\n  - modules: linear_fc1\n"
 BAD = [
     ("", "--quant-recipe: r.yaml is empty; give at least a default or a rule"),
     ("# nothing\n", "--quant-recipe: r.yaml is empty; give at least a default or a rule"),
+    ("name: foo", "r.yaml:1: give at least a default or a rule"),
+    ("{}", "r.yaml:1: give at least a default or a rule"),
     ("mxfp8", "r.yaml:1: the file must be a mapping with the keys name, default, rules"),
     ("- mxfp8", "r.yaml:1: the file must be a mapping with the keys name, default, rules"),
     ("rule: []", "r.yaml:1: unknown key 'rule'; did you mean rules?"),
     ("colour: red", "r.yaml:1: unknown key 'colour': allowed are name, default, rules"),
     ("default: none\ndefault: mxfp8", "r.yaml:2: default is given twice"),
-    ("default:", "r.yaml:1: format has no value"),
-    ("default: mxfp9", "r.yaml:1: format 'mxfp9' is not allowed: choose from none, bf16, fp16, mxfp8"),
+    ("default:", "r.yaml:1: default has no value"),
+    ("default: mxfp9", "r.yaml:1: default 'mxfp9' is not allowed: choose from none, bf16, fp16, mxfp8"),
     ("default: [mxfp8]", "r.yaml:1: default must be a mapping with the keys format, backward_format, scale_rule"),
     ("rules: {}", "r.yaml:1: rules must be a list"),
     ("rules: []", "r.yaml:1: rules must be a list"),
@@ -112,16 +114,19 @@ BAD = [
         "rules: [{modules: '*word_embeddings', format: mxfp8}]",
         "r.yaml:1: modules '*word_embeddings' is not allowed: an embedding looks rows up, it has no GEMM",
     ),
-    ("name: my_recipe", "r.yaml:1: name 'my_recipe' is not allowed: give 1 to 32 letters, digits, '.' or '-'"),
-    ("name: ../up", "r.yaml:1: name '../up' is not allowed"),
-    ("name: MXFP8", "r.yaml:1: name 'MXFP8' is not allowed: a format or folder is called so"),
-    ("name: runs", "r.yaml:1: name 'runs' is not allowed: a format or folder is called so"),
+    (
+        "default: none\nname: my_recipe",
+        "r.yaml:2: name 'my_recipe' is not allowed: give 1 to 32 letters, digits, '.' or '-'",
+    ),
+    ("default: none\nname: ../up", "r.yaml:2: name '../up' is not allowed"),
+    ("default: none\nname: MXFP8", "r.yaml:2: name 'MXFP8' is not allowed: a format or folder is called so"),
+    ("default: none\nname: runs", "r.yaml:2: name 'runs' is not allowed: a format or folder is called so"),
     ("rules: [&a {modules: x, format: mxfp8}, *a]", "r.yaml:1: not YAML: aliases are not allowed"),
     ("default: {format: mxfp8", "r.yaml:1: not YAML: expected ',' or '}'"),
     ("default: none\n\tname: x", "r.yaml:2: not YAML: found character"),
     ("default: none\n---\ndefault: none", "r.yaml:2: not YAML: but found another document"),
     ("? [a]\n: b", "r.yaml:1: key must be a word, not a list or mapping"),
-    (f"default: {'m' * 300}", "r.yaml:1: format is longer than 200 characters"),
+    (f"default: {'m' * 300}", "r.yaml:1: default is longer than 200 characters"),
     ("[" * 2000, "--quant-recipe: r.yaml is nested too deeply"),
     ("default: mxfp8\n" + "#" * 100_001, "--quant-recipe: r.yaml is larger than 100000 bytes"),
     ("default: \x00", "r.yaml: not YAML: special characters are not allowed"),
@@ -132,7 +137,7 @@ BAD = [
 def test_everything_else_is_refused_in_one_line(read, text, message):
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         read(text)
-    assert message in str(caught.value)
+    assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 
