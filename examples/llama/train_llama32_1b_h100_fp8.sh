@@ -20,7 +20,7 @@
 #   length     TRAIN_SAMPLES 1953125000, LR_WARMUP_SAMPLES 1/500 and LR_DECAY_SAMPLES the rest of them; or TRAIN_ITERS,
 #              with LR_WARMUP_ITERS and LR_DECAY_ITERS alike; EXIT_MINUTES 235 (save and stop after that long)
 #   batch      MICRO_BATCH_SIZE 1, GLOBAL_BATCH_SIZE 128
-#   rates      LR 3e-4, MIN_LR 3e-5, DECOUPLED_LR and DECOUPLED_MIN_LR (of embedding and head: as the others)
+#   rates      LR 3e-4, MIN_LR (a tenth of LR), DECOUPLED_LR and DECOUPLED_MIN_LR (of embedding and head: as the others)
 #   world      GPUS_PER_NODE (all of this machine's; 1 without GPU), NUM_NODES 1, NODE_RANK 0, MASTER_ADDR localhost,
 #              MASTER_PORT 6000, TENSOR_PARALLEL 1, PIPELINE_PARALLEL 1, CONTEXT_PARALLEL 1
 #   data       DATA_CACHE_PATH benchmark_cache_llama32_1b, NUM_WORKERS (1; 0 without GPU)
@@ -51,6 +51,23 @@ fail() {
     printf '%s: error: %s\n' "$(basename "$0")" "$1" >&2
     exit 2
 }
+
+# Values go into $(( )), which runs what it finds in brackets, so each is a number before it is used. An empty one
+# counts as not set.
+allow() {
+    local pattern="$1" allowed="$2" name
+    for name in "${@:3}"; do
+        [[ -z "${!name:-}" || "${!name}" =~ ^($pattern)$ ]] || fail "$name is ${!name}; allowed: $allowed"
+    done
+}
+allow "[1-9][0-9]{0,17}" "a whole number from 1" GPUS_PER_NODE NUM_NODES MASTER_PORT TENSOR_PARALLEL PIPELINE_PARALLEL \
+    CONTEXT_PARALLEL NUM_LAYERS HIDDEN_SIZE FFN_HIDDEN_SIZE NUM_ATTENTION_HEADS NUM_QUERY_GROUPS KV_CHANNELS \
+    VOCAB_SIZE SEQ_LENGTH MAX_POSITION_EMBEDDINGS TRAIN_ITERS TRAIN_SAMPLES LR_DECAY_ITERS LR_DECAY_SAMPLES \
+    MICRO_BATCH_SIZE GLOBAL_BATCH_SIZE LOG_INTERVAL EVAL_INTERVAL SAVE_INTERVAL
+allow "0|[1-9][0-9]{0,17}" "a whole number" NODE_RANK LR_WARMUP_ITERS LR_WARMUP_SAMPLES EVAL_ITERS NUM_WORKERS
+allow "[0-9]+([.][0-9]*)?([eE][+-]?[0-9]+)?|[.][0-9]+([eE][+-]?[0-9]+)?" "a number" LR MIN_LR DECOUPLED_LR \
+    DECOUPLED_MIN_LR EXIT_MINUTES
+allow "[01]" "0 and 1" TIE_EMBEDDINGS PROFILE DRY_RUN
 
 gpus="$(if command -v nvidia-smi >/dev/null; then nvidia-smi --list-gpus 2>/dev/null | wc -l; else echo 0; fi)"
 processes="${GPUS_PER_NODE:-$((gpus > 0 ? gpus : 1))}"
@@ -144,13 +161,15 @@ else
         --lr-decay-samples "${LR_DECAY_SAMPLES:-$((samples - rising))}"
     )
 fi
+lr="${LR:-3e-4}"
+min_lr="${MIN_LR:-$(LC_ALL=C awk -v lr="$lr" 'BEGIN { print lr / 10 }')}"
 training_flags=(
     --micro-batch-size "${MICRO_BATCH_SIZE:-1}"
     --global-batch-size "${GLOBAL_BATCH_SIZE:-128}"
-    --lr "${LR:-3e-4}"
-    --min-lr "${MIN_LR:-3e-5}"
-    --decoupled-lr "${DECOUPLED_LR:-${LR:-3e-4}}"
-    --decoupled-min-lr "${DECOUPLED_MIN_LR:-${MIN_LR:-3e-5}}"
+    --lr "$lr"
+    --min-lr "$min_lr"
+    --decoupled-lr "${DECOUPLED_LR:-$lr}"
+    --decoupled-min-lr "${DECOUPLED_MIN_LR:-$min_lr}"
     --lr-decay-style cosine
     --clip-grad 1.0
     --weight-decay 0.1

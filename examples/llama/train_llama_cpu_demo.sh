@@ -39,6 +39,10 @@ training_flags=(
     --log-interval 1
 )
 
+[[ -z "${PROCESSES:-}" || "$PROCESSES" =~ ^[1-9][0-9]{0,3}$ ]] || {
+    printf '%s: error: PROCESSES is %s; allowed: a whole number from 1\n' "$(basename "$0")" "$PROCESSES" >&2
+    exit 2
+}
 launcher=()
 if ((${PROCESSES:-1} > 1)); then
     launcher=(-m torch.distributed.run --standalone --nproc_per_node "$PROCESSES")

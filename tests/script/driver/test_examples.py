@@ -26,6 +26,16 @@ SMALL = {
     "EVAL_ITERS": "1",
     "OMP_NUM_THREADS": "1",
 }
+STAND_IN_PYTHON = """#!/usr/bin/env bash
+# Notes its arguments in `called`; makes a directory, or an index beside `tokens/`, of what follows --output.
+echo "$*" >>called
+while (($# > 1)); do
+    if [[ "$1" == --output ]]; then
+        if [[ "$2" == */tokens/* ]]; then touch "$2.idx"; else mkdir "$2"; fi
+    fi
+    shift
+done
+"""
 MEGATRONS_LIST = ROOT / "tests" / "training" / "flags" / "llama3_8b_flags.txt"
 needs_no_engine = pytest.mark.skipif(
     importlib.util.find_spec("transformer_engine") is not None, reason="transformer-engine is installed"
@@ -66,6 +76,118 @@ def test_bad_input_is_one_line(tmp_path, argv, line):
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(rf"train_llama32_1b_h100_fp8\.sh: error: .*{line}.*\n", done.stderr)
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("TRAIN_ITERS", "abc", "a whole number from 1"),
+        ("TRAIN_SAMPLES", "1e4", "a whole number from 1"),
+        ("NUM_NODES", "two", "a whole number from 1"),
+        ("GPUS_PER_NODE", "0", "a whole number from 1"),
+        ("LR_WARMUP_ITERS", "-1", "a whole number"),
+        ("LR", "fast", "a number"),
+        ("PROFILE", "yes", "0 and 1"),
+        ("TRAIN_ITERS", "a[$(touch ran)]", "a whole number from 1"),
+    ],
+)
+def test_a_number_that_is_none(tmp_path, name, value, allowed):
+    done = run(LLAMA_1B, cwd=tmp_path, DRY_RUN="1", **{name: value})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"{LLAMA_1B}: error: {name} is {value}; allowed: {allowed}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_number_of_the_environment_is_checked():
+    """Names in capitals that the script takes a value from, but for the one that names a path and those with words."""
+    script = (LLAMA / LLAMA_1B).read_text(encoding="utf-8")
+    taken = set(re.findall(r"\$\{([A-Z][A-Z_]+):?-", script)) | set(re.findall(r"\$\(\(([A-Z][A-Z_]+)", script))
+    checked = {word for part in re.findall(r"^allow (.*?[^\\])$", script, re.M | re.S) for word in part.split()}
+    assert taken - checked == {
+        "ATTENTION_BACKEND",
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "DATA_CACHE_PATH",
+        "MASTER_ADDR",
+    }
+
+
+def test_the_number_of_processes_of_the_cpu_demo(tmp_path):
+    done = run("train_llama_cpu_demo.sh", cwd=tmp_path, PROCESSES="a[$(touch ran)]")
+    said = "train_llama_cpu_demo.sh: error: PROCESSES is a[$(touch ran)]; allowed: a whole number from 1\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+    assert list(tmp_path.iterdir()) == []
+
+
+class TestSources:
+    """What the fine-tuning script made, it takes again for the same source only. What it calls is a stand-in."""
+
+    @pytest.fixture
+    def tune(self, tmp_path):
+        """`tune(model, text)` -> the finished script, in a checkout whose Python notes its arguments in `called`."""
+        script = tmp_path / "checkout" / "examples" / "llama" / "finetune_pretrained_demo.sh"
+        setup = tmp_path / "checkout" / "script" / "setup_env.sh"
+        python = tmp_path / "python"
+        for path, text in (
+            (script, (LLAMA / script.name).read_text(encoding="utf-8")),
+            (setup, f"#!/bin/sh\necho {python}\n"),
+            (python, STAND_IN_PYTHON),
+        ):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            path.chmod(0o755)
+
+        def start(model, text="text.txt"):
+            return subprocess.run([script, model, text], cwd=tmp_path, capture_output=True, text=True, check=False)
+
+        (tmp_path / "text.txt").touch()
+        return start
+
+    def made(self, tmp_path):
+        lines = (tmp_path / "called").read_text(encoding="utf-8").splitlines()
+        return [line.split()[-1] for line in lines if "--output" in line]
+
+    def test_a_version_in_a_name_is_no_suffix(self, tmp_path, tune):
+        for name in ("Llama-3.2-1B", "Llama-3.1-8B"):
+            (tmp_path / name).mkdir()
+            assert tune(name).returncode == 0
+        assert self.made(tmp_path) == [
+            "checkpoints/Llama-3.2-1B",
+            "checkpoints/Llama-3.2-1B/tokens/text",
+            "checkpoints/Llama-3.1-8B",
+            "checkpoints/Llama-3.1-8B/tokens/text",
+        ]
+
+    def test_the_same_source_is_made_once(self, tmp_path, tune):
+        (tmp_path / "model.gguf").touch()
+        assert [tune("model.gguf").returncode, tune("./model.gguf").returncode] == [0, 0]
+        assert self.made(tmp_path) == ["checkpoints/model", "checkpoints/model/tokens/text"]
+
+    @pytest.mark.parametrize("kind", ["model", "text"])
+    def test_another_source_of_that_name_is_refused(self, tmp_path, tune, kind):
+        for directory in ("one", "two"):
+            (tmp_path / directory).mkdir()
+            (tmp_path / directory / "same").touch()
+        argv = [("one/same", "text.txt"), ("two/same", "text.txt")]
+        if kind == "text":
+            (tmp_path / "same.gguf").touch()
+            argv = [("same.gguf", "one/same"), ("same.gguf", "two/same")]
+        assert tune(*argv[0]).returncode == 0
+        before = self.made(tmp_path)
+        done = tune(*argv[1])
+        made = "checkpoints/same" if kind == "model" else "checkpoints/same/tokens/same"
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == (
+            f"finetune_pretrained_demo.sh: error: {made} is there, and {made}.source says {tmp_path}/one/same, not "
+            f"{tmp_path}/two/same; remove both, or give two/same another name\n"
+        )
+        assert self.made(tmp_path) == before
+
+    def test_what_says_nothing_of_its_source_is_refused(self, tmp_path, tune):
+        (tmp_path / "model.gguf").touch()
+        (tmp_path / "checkpoints" / "model").mkdir(parents=True)
+        done = tune("model.gguf")
+        assert done.returncode == 2
+        assert "checkpoints/model.source says nothing of its source, not" in done.stderr
 
 
 def test_a_model_that_is_not_there(tmp_path):
@@ -123,6 +245,11 @@ class TestLlama1B:
         assert (args.train_iters, args.lr_warmup_iters, args.lr_decay_iters) == (1000, 2, 998)
         assert (args.tensor_model_parallel_size, args.pipeline_model_parallel_size) == (2, 2)
         assert (args.lr, args.decoupled_lr, args.num_workers, args.profile) == (1e-3, 1e-3, 3, True)
+
+    @pytest.mark.parametrize(("given", "expected"), [("1e-5", 1e-6), ("", 3e-5)])
+    def test_the_lowest_rate_is_a_tenth_of_the_highest(self, tmp_path, eight_ranks, given, expected):
+        args = parse_arguments(printed_flags(tmp_path, LR=given))
+        assert (args.min_lr, args.decoupled_min_lr) == (pytest.approx(expected), pytest.approx(expected))
 
     def test_flags_of_the_caller_come_last(self, tmp_path, eight_ranks):
         args = parse_arguments(printed_flags(tmp_path, "ckpt", "--lr", "1e-3", "--quant-type", "mxfp8"))
