@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from megatron.quantscope.flags import Flag, add_flags, refused_flags
 from megatron.training.checkpoint.architecture import apply_architecture
+from megatron.training.checks.without_effect import without_effect
 from megatron.training.failure import UsageError
 from megatron.training.flags import FLAG_GROUPS
 from megatron.training.flags.upstream import refusal
@@ -38,7 +39,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         argv: The arguments after the program's name.
 
     Returns:
-        A namespace with Megatron-LM's attribute names, and every derived value filled in.
+        A namespace with Megatron-LM's attribute names, and every derived value filled in; `without_effect` is a line
+        about flags that do nothing in this run, or None.
 
     Raises:
         UsageError: one line for each thing that is wrong, with the value and what is allowed.
@@ -54,6 +56,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         if args.load is None:
             raise UsageError("--use-checkpoint-args needs --load DIR")
         apply_architecture(args, Path(args.load))
+    args.without_effect = without_effect(args)
     return validate(args)
 
 

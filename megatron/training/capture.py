@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from megatron.core.resolution import resolve
 from megatron.quantscope.capture import CaptureConfig, CaptureError, CaptureSession, Schedule
 from megatron.quantscope.columns import aligned
 from megatron.quantscope.gemm import QuantConfig
-from megatron.quantscope.gemm.resolved import table
+from megatron.quantscope.gemm.resolved import ResolvedModule, table
 from megatron.training.console import print_rank_0
 from megatron.training.failure import TrainingError, UsageError
 from megatron.training.model import compute_dtype
@@ -60,9 +60,13 @@ def _rehearsed(args: argparse.Namespace, capture: CaptureConfig) -> CaptureConfi
 
 
 def attach(
-    args: argparse.Namespace, model: list[Any], recipe: QuantConfig, capture: CaptureConfig
+    args: argparse.Namespace,
+    model: list[Any],
+    recipe: QuantConfig,
+    capture: CaptureConfig,
+    modules: Sequence[ResolvedModule] | None = None,
 ) -> CaptureSession | None:
-    """Quantise the model's GEMMs and open the capture (collective).
+    """Quantise the model's GEMMs and open the capture (collective); `modules` is what `print_recipe` gave.
 
     Returns:
         The capture session, to be closed at the end; None when nothing is kept.
@@ -72,29 +76,35 @@ def attach(
         TrainingError: when the capture's directory can not be written.
     """
     try:
-        session, probed = attachment.attach(args, model, recipe, capture, compute_dtype=compute_dtype(args))
+        session, sites = attachment.attach(
+            args, model, recipe, capture, compute_dtype=compute_dtype(args), modules=modules
+        )
     except ValueError as error:
         raise UsageError(str(error)) from None
     except CaptureError as error:
         raise TrainingError(str(error)) from None
     if session is not None and not capture.dry_run:
-        print_rank_0(f"keeping tensors of {probed} modules a rank in {capture.directory}")
+        print_rank_0(f"keeping tensors at {sites} places of all ranks in {capture.directory}")
     return session
 
 
-def print_recipe(recipe: QuantConfig, model: list[Any], num_layers: int) -> None:
-    """Say which GEMMs are quantised how; nothing when none is (collective).
+def print_recipe(recipe: QuantConfig, model: list[Any], num_layers: int) -> list[ResolvedModule] | None:
+    """Say which GEMMs are quantised how (collective).
+
+    Returns:
+        Every module and what it becomes; None, and not a word, when nothing is quantised.
 
     Raises:
         UsageError: for a recipe file that does not fit the model.
     """
     if not recipe.quantizes:
-        return
+        return None
     try:
         modules = resolve(recipe, model, num_layers)
     except ValueError as error:
         raise UsageError(str(error)) from None
     print_table(table(modules, num_layers))
+    return modules
 
 
 def close_capture(session: CaptureSession) -> None:

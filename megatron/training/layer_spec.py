@@ -10,9 +10,10 @@ from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from megatron.training.attention_backend import core_attention
+from megatron.training.flags.kernels import ENGINE, LOCAL
 from megatron.training.layout import expert_layers
 from megatron.training.norm import Norm
-from megatron.training.te_layer_spec import ENGINE, LOCAL, te_layer, te_norm
+from megatron.training.te_layer_spec import te_layer, te_norm
 
 
 def block_spec(args: argparse.Namespace, config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:

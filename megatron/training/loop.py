@@ -94,7 +94,6 @@ def train(run: Run) -> bool:
             run.writer.poll()
             if args.save and (reason is not None or _due(progress.iteration, args.save_interval)):
                 save_checkpoint(args, run.state, run.writer)
-                run.log.note("Saved checkpoint", progress.iteration)
             if _due(progress.iteration, args.check_weight_hash_across_dp_replicas_interval):
                 require_equal_replicas(run.state.model, progress.iteration)
             if args.manual_gc and _due(progress.iteration, args.manual_gc_interval):

@@ -27,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         args = parse_arguments(sys.argv[1:] if argv is None else argv)
+        if args.without_effect and args.rank == 0:
+            print(args.without_effect, flush=True)
         _import_core()
         from megatron.training.training import pretrain
 

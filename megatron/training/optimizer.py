@@ -13,7 +13,6 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.training.checkpoint.optimizer_state import prepare
-from megatron.training.failure import UsageError
 from megatron.training.model import compute_dtype
 
 
@@ -29,17 +28,9 @@ def build_optimizer(args: argparse.Namespace, model: list[DistributedDataParalle
 
 
 def build_scheduler(args: argparse.Namespace, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:
-    """The schedules of learning rate and weight decay.
-
-    Raises:
-        UsageError: when the warm-up is not shorter than the decay.
-    """
+    """The schedules of learning rate and weight decay; that the warm-up is the shorter was seen with the flags."""
     decay = _samples(args, "lr_decay") or _training_samples(args)
     warmup = _samples(args, "lr_warmup") if args.lr_warmup_fraction is None else args.lr_warmup_fraction * decay
-    if warmup >= decay:
-        raise UsageError(
-            f"the learning rate warms up for {warmup:g} samples, and decays after {decay}; warm up shorter"
-        )
     return OptimizerParamScheduler(
         optimizer,
         init_lr=args.lr_warmup_init,

@@ -17,8 +17,7 @@ import torch
 from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.enums import AttnBackend
 from megatron.training.failure import UsageError
-
-ENGINE, LOCAL = "transformer_engine", "local"
+from megatron.training.flags.kernels import ENGINE, LOCAL
 
 # Field of TransformerConfig -> flag destination -> flag.
 _RECIPE_FLAGS = {

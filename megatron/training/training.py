@@ -11,6 +11,7 @@ from megatron.training.capture import attach, close_capture, print_recipe, rehea
 from megatron.training.checkpoint import checkpointing
 from megatron.training.checkpoint.checkpoint_writer import CheckpointWriter
 from megatron.training.checkpoint.checkpointing import Progress, TrainingState
+from megatron.training.checks import MACHINE_CHECKS, check
 from megatron.training.console import print_rank_0
 from megatron.training.data.batches import micro_batches
 from megatron.training.data.datasets import build_datasets
@@ -39,6 +40,7 @@ def pretrain(args: argparse.Namespace) -> None:
         TrainingError: when the run can not go on, or a rehearsal ends badly.
     """
     with contextlib.ExitStack() as at_the_end:
+        check(args, MACHINE_CHECKS)
         require_engine(args)
         at_the_end.callback(finalize)
         start = time.monotonic()
@@ -73,9 +75,9 @@ def build(args: argparse.Namespace, at_the_end: contextlib.ExitStack, start: flo
         checkpointing.load_checkpoint(args, state)
     connect(args, model, optimizer)
     log.timers = attach_timers(args, model, optimizer)
-    print_recipe(recipe, model, args.num_layers)
+    modules = print_recipe(recipe, model, args.num_layers)
     enabled = capture.enabled and not args.tensor_check_interference  # which attaches it when its turn has come
-    session = attach(args, model, recipe, replace(capture, enabled=enabled))
+    session = attach(args, model, recipe, replace(capture, enabled=enabled), modules)
     if session is not None:
         show_tensors(args, session, at_the_end)
         at_the_end.callback(close_capture, session)
@@ -86,19 +88,19 @@ def build(args: argparse.Namespace, at_the_end: contextlib.ExitStack, start: flo
         datasets=datasets,
         session=session,
         log=log,
-        writer=CheckpointWriter.of(args),
+        writer=CheckpointWriter.of(args, on_complete=lambda name: log.note("Saved checkpoint", int(name))),
         exit_signal=exit_signal,
         start=start,
     )
 
 
 def _evaluate_at_the_end(run: Run) -> None:
-    """The loss on validation and test data, where there is any."""
+    """The loss on validation and test data, where there is any and its loss is not known from --eval-interval."""
     for name, dataset, consumed in (
         ("validation", run.datasets.valid, run.state.progress.consumed_valid_samples),
         ("test", run.datasets.test, 0),
     ):
-        if dataset is not None:
+        if dataset is not None and not run.log.has_evaluation(name, run.state.progress.iteration):
             data = micro_batches(run.args, dataset, consumed=consumed)
             loss = evaluate(run.args, run.state.model, data, run.session)
             run.log.add_evaluation(name, run.state.progress.iteration, loss)

@@ -99,16 +99,16 @@ class Instruments:
         self._recipe.write_back(args)
         self._capture.write_back(args)
         try:
+            modules = resolve(self._recipe, model, args.num_layers)
             if self._recipe.quantizes:
-                modules = resolve(self._recipe, model, args.num_layers)
                 _print_rank_0(aligned(table(modules, args.num_layers)))
-            self._session, probed = attachment.attach(
-                args, model, self._recipe, self._capture, compute_dtype=args.params_dtype
+            self._session, sites = attachment.attach(
+                args, model, self._recipe, self._capture, compute_dtype=args.params_dtype, modules=modules
             )
         except ValueError as error:
             raise flags.UsageError(str(error)) from None
         if self._session is not None:
-            _print_rank_0(f"keeping tensors of {probed} modules a rank in {self._capture.directory}")
+            _print_rank_0(f"keeping tensors at {sites} places of all ranks in {self._capture.directory}")
 
     def _telling(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(upstream)

@@ -5,6 +5,7 @@ random states, bit for bit.
 """
 
 import re
+import shutil
 import signal
 
 import pytest
@@ -111,6 +112,62 @@ def test_killed_while_a_checkpoint_is_written_in_the_background(trainer, tmp_pat
     assert sorted(path.name for path in (tmp_path / "killed").glob("*iter_*")) == [
         f"iter_{iteration:07d}" for iteration in (2, 4, 6)
     ]
+
+
+GROUPS = ("--num-experts", 8, "--moe-router-topk", 2, "--moe-router-score-function", "sigmoid")
+ROUTED = (*GROUPS, "--moe-router-num-groups", 4, "--moe-router-group-topk", 2, "--moe-router-enable-expert-bias")
+
+
+def test_model_flags_from_the_checkpoint_are_those_of_the_command_line(trainer, tmp_path):
+    trained(trainer, [*MODEL_FLAGS, *ROUTED, "--train-iters", 1, "--save", tmp_path], 1)
+    goes_on = (*MODEL_FLAGS, "--override-opt-param-scheduler", "--load", tmp_path)
+    _, given = trained(trainer, [*goes_on, *ROUTED], 1)
+    _, stored = trained(trainer, [*goes_on, "--use-checkpoint-args"], 1)
+    assert given == stored
+    codes, output = trainer.launch(*goes_on, *GROUPS)
+    assert codes == [2]
+    assert "another model: moe_router_num_groups is 4 there and None here; --use-checkpoint-args" in output
+
+
+TRAITS = {
+    "bf16": (("--bf16",), "precision: fp32 there and bf16 here"),
+    "fp16": (("--fp16",), "precision: fp32 there and fp16 here"),
+    "sgd": (("--optimizer", "sgd"), "optimizer: adam there and sgd here"),
+    "decoupled learning rate": (("--decoupled-lr", 5e-4), "--decoupled-lr: not given there and given here"),
+}
+
+
+@pytest.fixture(scope="module")
+def plain_fp32(trainer, tmp_path_factory):
+    """A checkpoint after one iteration."""
+    directory = tmp_path_factory.mktemp("fp32")
+    trained(trainer, [*MODEL_FLAGS, "--train-iters", 1, "--save", directory], 1)
+    return directory
+
+
+@pytest.mark.parametrize("name", TRAITS)
+def test_the_state_of_another_optimizer_is_refused_in_one_line(trainer, plain_fp32, name):
+    flags, complaint = TRAITS[name]
+    goes_on = (*MODEL_FLAGS, *flags, "--load", plain_fp32)
+    codes, output = trainer.launch(*goes_on)
+    assert codes == [2]
+    (line,) = [line for line in output.splitlines() if "error" in line]
+    assert complaint in line
+    assert "--no-load-optim takes weights and progress without it" in line
+    alone = trainer.run(*goes_on, "--no-load-optim")
+    assert "moments and schedules, of the learning rate too, start anew\n" in alone
+    assert iterations(Run(alone, [])) == [2, 3]
+
+
+@pytest.mark.parametrize(("file", "share"), [("__0_0.distcp", 0.5), ("__0_0.distcp", 0.999), ("metadata.json", 0.5)])
+def test_a_file_that_was_cut_off_is_called_damaged(trainer, plain_fp32, tmp_path, file, share):
+    shutil.copytree(plain_fp32, tmp_path / "damaged")
+    path = latest(tmp_path / "damaged") / file
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    codes, output = trainer.launch(*MODEL_FLAGS, "--load", tmp_path / "damaged")
+    assert codes == [1]
+    (line,) = [line for line in output.splitlines() if "error: " in line]
+    assert f"{path.parent}: a file is incomplete or damaged: " in line
 
 
 def trained(trainer, words, ranks):

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +56,20 @@ def test_without_the_flag_the_signal_ends_the_run_as_ever(trainer, tmp_path):
     assert not (tmp_path / LATEST).exists()
 
 
+def signal_ranks(launcher):
+    """As `pkill -TERM -P LAUNCHER` does."""
+    for rank in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        os.kill(int(rank), signal.SIGTERM)
+
+
+# What is signalled -> how, given the launcher's process.
+SEND = {
+    "launcher": lambda pid: os.kill(pid, signal.SIGTERM),
+    "every process": lambda pid: (signal_ranks(pid), os.kill(pid, signal.SIGTERM)),
+    "ranks": signal_ranks,
+}
+
+
 def start(*flags, ranks=2):
     """The run under torchrun in a session of its own, once its first iteration is done; its output goes on."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
@@ -75,16 +90,24 @@ def start(*flags, ranks=2):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("everyone", [False, True], ids=["launcher", "every process"])
-def test_under_a_launcher(tmp_path, everyone):
-    """A scheduler signals the launcher, or all processes of the job: workers get it once, or twice at once."""
+@pytest.mark.parametrize(
+    ("signalled", "code"),
+    [("launcher", 1), ("every process", 1), ("ranks", 0)],  # torchrun itself ends with 1 when it gets a signal
+)
+def test_under_a_launcher(tmp_path, signalled, code):
+    """A scheduler signals the launcher, or all processes of the job, or someone the ranks alone.
+
+    They get it once, or twice at once. All save, and the exit code is the launcher's.
+    """
     run, said = start(HANDLER, "--save", tmp_path, "--num-workers", 1)
     try:
-        (os.killpg if everyone else os.kill)(run.pid, signal.SIGTERM)
+        SEND[signalled](run.pid)
         output = "".join(said) + run.communicate(timeout=TIMEOUT_S)[0]
     finally:
         run.kill()
     assert (tmp_path / LATEST).read_text() == str(ended_after(output, "SIGTERM"))
+    assert run.returncode == code
+    assert ("SignalException" in output) == (code == 1)
 
 
 @pytest.mark.slow

@@ -8,6 +8,8 @@ import pytest
 
 from megatron.quantscope.capture import open_capture
 from megatron.quantscope.formats import FORMATS, measure_format, merge
+from tests.end_to_end.conftest import MODEL_FLAGS
+from tests.end_to_end.versions import same_weights
 
 MICRO_BATCHES, STEPS, QUANT_TYPE = 2, 2, "mxfp4"
 KEEP = (
@@ -119,6 +121,17 @@ def test_capturing_for_tensorboard_changes_no_loss(reports, train):
     assert watched.losses == plain.losses[: len(watched.losses)]
 
 
+def test_a_place_that_can_not_be_written_is_one_line(trainer, tmp_path):
+    (tmp_path / "board").mkdir()
+    (tmp_path / "board" / "rank0").touch()
+    places = "--tensor-save-dir", tmp_path / "capture", "--tensorboard-dir", tmp_path / "board"
+    codes, output = trainer.launch(*MODEL_FLAGS, *KEEP, "--tensor-save-mode", "statistics", *places)
+    assert codes == [1]
+    assert "Traceback" not in output
+    (line,) = [line for line in output.splitlines() if "error" in line]
+    assert f"--tensorboard-dir: {tmp_path / 'board' / 'rank0'} can not be written: File exists" in line
+
+
 class TestFurtherReports:
     """One run of two ranks with everything that is reported by request."""
 
@@ -157,6 +170,7 @@ class TestFurtherReports:
         norms = [float(norm) for norm in re.findall(r"params norm: (\S+)", run.output)]
         assert list(found["params-norm"].values()) == pytest.approx(norms, abs=1e-3)
 
+    @same_weights
     def test_the_norm_does_not_depend_on_the_layout(self, run, train):
         norms = re.findall(r"params norm: (\S+)", run.output)
         one = train("--bf16", "--log-params-norm")

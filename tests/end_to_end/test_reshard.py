@@ -20,6 +20,7 @@ from tests.end_to_end.test_exact_resume import (
     latest,
     tensors_of,
 )
+from tests.end_to_end.versions import state_of_one_layout
 
 MATRIX = pytest.mark.matrix
 SAVED, ITERATIONS = 3, 5
@@ -121,6 +122,7 @@ def of_buckets(trainer, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", REFUSED)
+@state_of_one_layout
 def test_what_can_not_be_brought_into_this_layout_is_refused_in_one_line(trainer, of_buckets, name):
     ranks, flags, complaint = REFUSED[name]
     codes, output = trainer.launch(*MODEL_FLAGS, *flags, "--load", of_buckets, ranks=ranks)

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-import megatron.core
 from megatron.quantscope.capture import open_capture
 from megatron.quantscope.flags.capture import POINTS
 from tests.end_to_end.conftest import LAYERS, pretrain
+from tests.end_to_end.versions import same_weights
 
 TOLERANCE = 1e-4
 ROWS_A_LAYER = 36
@@ -16,12 +16,6 @@ LAYOUTS = {1: [], 2: ["--tensor-model-parallel-size", 2]}
 LAYOUTS["sequence parallel"] = [*LAYOUTS[2], "--sequence-parallel"]
 TWO_RANKS = [layout for layout in LAYOUTS if layout != 1]
 GATHERED = 2 * LAYERS + 2 * LAYERS  # inputs of column-parallel and grad_outputs of row-parallel linears: kept by rank 0
-
-
-same_weights = pytest.mark.skipif(
-    megatron.core.__version__.startswith(("0.14.", "0.15.")),
-    reason="megatron-core before 0.16 draws a gated MLP's first weights otherwise at every tensor parallel size",
-)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 
-from tests.end_to_end.conftest import LAYERS, pretrain
+from tests.end_to_end.conftest import LAYERS, launch, pretrain
 
 LINEAR_ROWS = {
     ("forward", "pre", "input"),
@@ -123,3 +123,12 @@ def test_the_head_is_kept_only_when_it_is_named(tmp_path, capture):
     content = torch.load(tmp_path / "mxfp8" / names[0], weights_only=True)
     assert content["metadata"]["layer_idx"] is None
     assert content["metadata"]["formats"] == {}
+
+
+def test_a_filter_that_keeps_nothing_ends_the_run_in_one_line(tmp_path):
+    flags = ("--save-tensors", "--tensor-save-dir", tmp_path, "--quant-type", "mxfp8", "--tensor-filter", "layers=9")
+    result = launch(*flags)
+    assert result.returncode == 2
+    (line,) = (line for line in result.stderr.splitlines() if "error:" in line)
+    assert line.endswith("error: --tensor-filter matches no module of the model: no tensor would be kept")
+    assert not list(tmp_path.rglob("*.json*"))

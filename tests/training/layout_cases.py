@@ -84,6 +84,16 @@ LAYOUT_CASES = [
         "--moe-layer-freq [0, 1, 1] does not name each of the 2 layers of --num-layers",
     ),
     (
+        {"moe_router_num_groups": 2, "moe_router_group_topk": 1},
+        1,
+        "--moe-router-num-groups and --moe-router-group-topk need --num-experts",
+    ),
+    (
+        {"moe_router_topk": 1},  # megatron-core looks at it in a model without experts, too
+        1,
+        "--moe-router-topk 1 needs --moe-router-pre-softmax: the softmax over one chosen expert has no gradient",
+    ),
+    (
         EXPERTS | {"moe_router_topk": 1},
         1,
         "--moe-router-topk 1 needs --moe-router-pre-softmax: the softmax over one chosen expert has no gradient",

@@ -72,7 +72,8 @@ def test_mock_data_needs_no_files(build_data):
 @pytest.mark.parametrize(
     ("flag", "content", "message"),
     [
-        ("data_args_path", None, "--data-args-path: .* can not be read"),
+        ("data_args_path", None, r"^--data-args-path: \S+ can not be read: No such file or directory$"),
+        ("data_args_path", b"\xff", "is not UTF-8 text: invalid start byte at byte 0"),
         ("data_args_path", " \n", "names no data"),
         ("per_split_data_args_path", "{", "is not JSON"),
         ("per_split_data_args_path", '{"training": []}', "is not a JSON object with train, valid, test"),
@@ -81,7 +82,7 @@ def test_mock_data_needs_no_files(build_data):
 )
 def test_a_file_that_is_no_blend(parse, tmp_path, flag, content, message):
     if content is not None:
-        (tmp_path / "f").write_text(content)
+        (tmp_path / "f").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UsageError, match=message):
         parse(mock_data=None, **{flag: tmp_path / "f"})
 

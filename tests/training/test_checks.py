@@ -227,6 +227,27 @@ CASES = [
         1,
         "--lr-warmup-fraction excludes --lr-warmup-iters and --lr-warmup-samples",
     ),
+    ({"lr_warmup_fraction": 1.0}, 1, "--lr-warmup-fraction 1 leaves nothing to decay in; warm up shorter"),
+    (
+        {"lr_warmup_iters": 3, "lr_decay_iters": 3},
+        1,
+        "--lr-warmup-iters 3 is not below --lr-decay-iters 3; warm up shorter",
+    ),
+    (
+        {"lr_warmup_iters": 4},
+        1,
+        "--lr-warmup-iters 4 is not below --train-iters 4, the default of --lr-decay-iters; warm up shorter",
+    ),
+    (
+        BY_SAMPLES | {"lr_warmup_samples": 9, "lr_decay_samples": 8},
+        1,
+        "--lr-warmup-samples 9 is not below --lr-decay-samples 8; warm up shorter",
+    ),
+    (
+        BY_SAMPLES | {"lr_warmup_samples": 65},
+        1,
+        "--lr-warmup-samples 65 is not below --train-samples 64, the default of --lr-decay-samples; warm up shorter",
+    ),
     ({"rampup_batch_size": [2, 2, 8], "global_batch_size": 8}, 1, "--rampup-batch-size needs --train-samples"),
     (
         BY_SAMPLES | {"rampup_batch_size": [9, 1, 8], "global_batch_size": 8},
@@ -346,6 +367,10 @@ def test_every_row_has_a_case(table):
         ({"lr": 1e-3, "min_lr": 1e-3, "lr_warmup_init": 1e-3}, 1),
         ({"attention_backend": "flash", "quant_type": "mxfp8", "quant_scope": "linear"}, 1),
         ({"lr_decay_style": "WSD", "lr_wsd_decay_iters": 1}, 1),
+        ({"lr_warmup_iters": 3}, 1),
+        ({"lr_warmup_iters": 7, "lr_decay_iters": 8}, 1),
+        (BY_SAMPLES | {"lr_warmup_samples": 63}, 1),
+        ({"lr_warmup_fraction": 0.99}, 1),
         ({"weight_decay_incr_style": "cosine", "start_weight_decay": 0.0, "end_weight_decay": 0.1}, 1),
     ],
 )

@@ -25,6 +25,14 @@ def no_environment(monkeypatch, tmp_path):
             "--quant-recipe far.yaml --quant-type mxfp8",
             "--quant-recipe far.yaml says what is quantised how: leave out --quant-type, or the recipe\n",
         ),
+        (
+            "--quant-type mxfp8 --quant-skip-first-layers 5",
+            "--quant-skip-first-layers 5 and --quant-skip-last-layers 0 leave none of 2 layers to quantise\n",
+        ),
+        (
+            "--quant-preset te-mxfp8 --quant-type none",
+            "--quant-type none leaves nothing of --quant-preset te-mxfp8: leave one of them out\n",
+        ),
         ("--quant-backward-type mxfp8", "--quant-backward-type mxfp8 needs a --quant-type other than none\n"),
     ],
 )

@@ -3,6 +3,9 @@
 A checkpoint without them can only be loaded by someone who remembers the right flags, and two of them (the rotary base,
 the tied head) give a plausible and wrong loss when they are wrong. So every checkpoint directory carries them;
 `--use-checkpoint-args` reads them, and saving beside a checkpoint of another architecture is refused.
+
+They are the flags that decide which weights there are and what is computed from them. In what precision, how they are
+trained (dropout, jitter, losses of the router) and how tokens travel is a matter of each run.
 """
 
 from __future__ import annotations
@@ -49,16 +52,33 @@ ARCHITECTURE = (
     "moe_router_score_function",
     "moe_router_pre_softmax",
     "moe_router_topk_scaling_factor",
+    "moe_router_num_groups",
+    "moe_router_group_topk",
+    "moe_router_enable_expert_bias",
+    "moe_router_load_balancing_type",
+    "moe_expert_capacity_factor",
+    "moe_token_drop_policy",
     "vocab_size",
     "make_vocab_size_divisible_by",
     "init_method_std",
 )
-_NOT_PART_OF_THE_WEIGHTS = {"init_method_std", "max_position_embeddings", "make_vocab_size_divisible_by"}
+# Taken over, but another value is not another model.
+_NOT_PART_OF_THE_WEIGHTS = {
+    "init_method_std",
+    "max_position_embeddings",
+    "make_vocab_size_divisible_by",
+    "moe_expert_capacity_factor",
+    "moe_token_drop_policy",
+}
+_BALANCING = "moe_router_load_balancing_type"
+_SINKHORN, _BY_SCORE = "sinkhorn", "none"  # of the ways to balance, the one that routes; the others leave that alone
 
 
 def architecture_of(args: argparse.Namespace) -> dict[str, Any]:
     """The architecture in `args`; its vocabulary is the model's, before padding."""
-    return {name: getattr(args, name) for name in ARCHITECTURE} | {"vocab_size": args.model_vocab_size}
+    routing = _SINKHORN if _SINKHORN in args.moe_router_load_balancing_type else _BY_SCORE
+    architecture = {name: getattr(args, name) for name in ARCHITECTURE}
+    return architecture | {"vocab_size": args.model_vocab_size, _BALANCING: routing}
 
 
 def apply_architecture(args: argparse.Namespace, directory: Path) -> None:
@@ -74,7 +94,8 @@ def apply_architecture(args: argparse.Namespace, directory: Path) -> None:
     if unknown:
         raise UsageError(f"--use-checkpoint-args: {directory / FILE_NAME} has unknown entries: {', '.join(unknown)}")
     for name, value in stored.items():
-        setattr(args, name, value)
+        if (name, value) != (_BALANCING, _BY_SCORE):  # how else to balance is for this run to say
+            setattr(args, name, value)
     args.model_vocab_size = stored.get("vocab_size")
 
 
@@ -104,7 +125,7 @@ def write_architecture(directory: Path, architecture: dict[str, Any]) -> None:
 
 
 def require_same_architecture(architecture: dict[str, Any], directory: Path, advice: str) -> None:
-    """Refuse `directory` when it holds checkpoints of another model; what only one of the two knows is passed by.
+    """Refuse `directory` when it holds checkpoints of another model; what only one of the two has is passed by.
 
     Args:
         architecture: This run's, as far as it is known.
@@ -115,6 +136,9 @@ def require_same_architecture(architecture: dict[str, Any], directory: Path, adv
         UsageError: naming the first flag that differs.
     """
     for name, value in (read_architecture(directory) or {}).items():
-        ours = architecture.get(name)
-        if ours is not None and name not in _NOT_PART_OF_THE_WEIGHTS and ours != value:
+        if name not in architecture or name in _NOT_PART_OF_THE_WEIGHTS:
+            continue
+        ours = architecture[name]
+        unknown_yet = name == "vocab_size" and ours is None  # the tokenizer will say
+        if ours != value and not unknown_yet:
             raise UsageError(f"{directory} holds another model: {name} is {value} there and {ours} here; {advice}")

@@ -20,7 +20,7 @@ import os
 import queue
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -92,6 +92,7 @@ class CheckpointWriter:
         fully_parallel: Share the writing of weights among the ranks that have the same.
         constant_structure: Work out the shares once.
         retain: As `checkpoint_directory.complete` takes it.
+        on_complete: Told the name of each checkpoint that is complete.
     """
 
     def __init__(
@@ -101,10 +102,12 @@ class CheckpointWriter:
         fully_parallel: bool = True,
         constant_structure: bool = False,
         retain: int | None = None,
+        on_complete: Callable[[str], None] | None = None,
     ) -> None:
         filesystem_async._results_queue = _Results()  # upstream asks for one of its own only where there is none
         self._in_background = in_background
         self._retain = retain
+        self._on_complete = on_complete
         self._tag = _tag_of_all_ranks()
         self._queue = AsyncCallsQueue()
         self._pending: _Pending | None = None
@@ -114,13 +117,14 @@ class CheckpointWriter:
             self._strategy = FullyParallelSaveStrategyWrapper(self._strategy, group, constant_structure)
 
     @classmethod
-    def of(cls, args: argparse.Namespace) -> CheckpointWriter:
+    def of(cls, args: argparse.Namespace, *, on_complete: Callable[[str], None] | None = None) -> CheckpointWriter:
         """As the flags say."""
         return cls(
             in_background=args.async_save,
             fully_parallel=args.ckpt_fully_parallel_save,
             constant_structure=args.ckpt_assume_constant_structure,
             retain=args.save_retain_interval,
+            on_complete=on_complete,
         )
 
     def write(
@@ -195,6 +199,8 @@ class CheckpointWriter:
                 checkpoint_directory.complete(pending.directory, pending.name, self._tag, retain=self._retain)
             dist.barrier()
         self._pending = None
+        if self._on_complete is not None:
+            self._on_complete(pending.name)
         if pending.announcement:
             print_rank_0(f"{pending.announcement} ({time.monotonic() - pending.start:.1f} s)")
 

@@ -11,6 +11,7 @@ parameter by parameter (any layout). The random state belongs to its layout and 
 from __future__ import annotations
 
 import argparse
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,16 +28,22 @@ from megatron.training.checkpoint.architecture import architecture_of, require_s
 from megatron.training.checkpoint.checkpoint_directory import RELEASE, Checkpoint
 from megatron.training.checkpoint.checkpoint_writer import CheckpointWriter, last_line
 from megatron.training.checkpoint.optimizer_state import complete_state, restore_state
+from megatron.training.checkpoint.optimizer_traits import (
+    ANY_LAYOUT,
+    TRAITS,
+    WITHOUT_IT,
+    require_same_traits,
+    traits_of,
+)
 from megatron.training.checkpoint.rng_state import rng_state, set_rng_state
 from megatron.training.console import print_rank_0
 from megatron.training.failure import TrainingError, UsageError
 from megatron.training.model import unwrap
 
 _SCHEDULES = "opt_param_scheduler"  # its name in Megatron-LM's checkpoints
-_WRITTEN_LAST = "metadata.json"
+_ALWAYS_THERE = (".metadata", "metadata.json")  # the last one is written last
 _PROGRESS = ("iteration", "consumed_train_samples", "consumed_valid_samples")
 _SHARDING = "distrib_optim_sharding_type"  # of the distributed optimizer's state; its name in Megatron-LM's checkpoints
-_ANY_LAYOUT = ("fully_reshardable", "fully_sharded_model_space")
 _LAYOUT = {
     "tensor": parallel_state.get_tensor_model_parallel_world_size,
     "pipeline": parallel_state.get_pipeline_model_parallel_world_size,
@@ -46,6 +53,19 @@ _LAYOUT = {
     "context": parallel_state.get_context_parallel_world_size,
     "data": parallel_state.get_data_parallel_world_size,
 }
+# In what torch, pickle and json say of a file that was cut off, changed or removed.
+_SIGNS_OF_DAMAGE = (
+    "EOFError",
+    "corrupted",
+    "truncated",
+    "Ran out of input",
+    "global metadata read failed",
+    "JSONDecodeError",
+    "UnicodeDecodeError",
+    "UnpicklingError",
+    "No such file",
+)
+_LONGEST_REASON = 300  # characters: megatron-core lists all names of a checkpoint that one is not among
 _OF_DATA = ("context", "data")  # sizes that the distributed optimizer's buffers do not depend on
 
 
@@ -106,6 +126,7 @@ def save_checkpoint(args: argparse.Namespace, state: TrainingState, writer: Chec
         "consumed_train_samples": progress.consumed_train_samples,
         "consumed_valid_samples": progress.consumed_valid_samples,
         "layout": _layout(),
+        TRAITS: traits_of(args),
         "has_rng_state": not args.no_save_rng,
         **_sharded_model(state.model, metadata),
     }
@@ -153,8 +174,11 @@ def load_checkpoint(args: argparse.Namespace, state: TrainingState) -> None:
     """
     checkpoint = checkpoint_directory.chosen(Path(args.load), args.ckpt_step)
     assert checkpoint is not None  # validation looked
-    if not (checkpoint.path / _WRITTEN_LAST).is_file():
-        raise TrainingError(f"{checkpoint.path} is not a complete torch_dist checkpoint: {_WRITTEN_LAST} is missing")
+    missing = [name for name in _ALWAYS_THERE if not (checkpoint.path / name).is_file()]
+    if missing:
+        raise TrainingError(
+            f"{checkpoint.path} is not a complete torch_dist checkpoint: {', '.join(missing)} is missing"
+        )
     common = _guarded(checkpoint, dist_checkpointing.load_common_state_dict, str(checkpoint.path))
     weights_only = checkpoint.release or args.finetune
     if not weights_only:
@@ -177,6 +201,8 @@ def load_checkpoint(args: argparse.Namespace, state: TrainingState) -> None:
             setattr(state.progress, name, common[name])
     parts = {"weights": True, "optimizer and schedules": with_optimizer, "random state": with_rng}
     print_rank_0(f"loaded {checkpoint.path}: {', '.join(part for part, is_loaded in parts.items() if is_loaded)}")
+    if not (weights_only or with_optimizer or state.optimizer is None):
+        print_rank_0("no optimizer state is loaded: moments and schedules, of the learning rate too, start anew")
 
 
 def _restore(checkpoint: Checkpoint, state: TrainingState, loaded: dict[str, Any]) -> None:
@@ -219,25 +245,25 @@ def _require_loadable_optimizer(
     Raises:
         UsageError: when it is not, or can not.
     """
-    alone = "--no-load-optim takes weights and progress without it"
     if bool(sharding) != args.use_distributed_optimizer:
         kind, flag = ("distributed", "needs") if sharding else ("plain", "excludes")
         raise UsageError(
             f"{checkpoint.path} holds the state of the {kind} optimizer, which {flag} --use-distributed-optimizer; "
-            f"{alone}"
+            f"{WITHOUT_IT}"
         )
+    require_same_traits(args, checkpoint.path, common.get(TRAITS, {}), sharding)
     stored, ours = common.get("layout", {}), _layout()
     other = [name for name in ours if name not in _OF_DATA and stored.get(name, ours[name]) != ours[name]]
-    if sharding and sharding not in _ANY_LAYOUT and other:
+    if sharding and sharding not in ANY_LAYOUT and other:
         sizes = ", ".join(f"{name} {stored[name]} there and {ours[name]} here" for name in other)
         raise UsageError(
             f"{checkpoint.path} holds the distributed optimizer's state for its own layout (parallel sizes: {sizes}); "
-            f"write it with --dist-ckpt-optim-fully-reshardable to load it into another; {alone}"
+            f"write it with --dist-ckpt-optim-fully-reshardable to load it into another; {WITHOUT_IT}"
         )
     if (stored.get("expert", ours["expert"]) > 1) != (ours["expert"] > 1):
         raise UsageError(
             f"{checkpoint.path} holds the optimizer's state under expert parallel size {stored['expert']}, here it is "
-            f"{ours['expert']}; megatron-core keeps an optimizer for experts only above 1; {alone}"
+            f"{ours['expert']}; megatron-core keeps an optimizer for experts only above 1; {WITHOUT_IT}"
         )
 
 
@@ -310,4 +336,8 @@ def _guarded(checkpoint: Checkpoint, load: Any, *arguments: Any) -> Any:
     try:
         return load(*arguments)
     except (Exception, CheckpointException) as error:  # upstream has many kinds, torch's is no Exception
-        raise TrainingError(f"{checkpoint.path} can not be loaded into this model: {last_line(error)}") from error
+        text = f"{type(error).__name__}: {error}"
+        is_damaged = any(sign in text for sign in _SIGNS_OF_DAMAGE)
+        what = "a file is incomplete or damaged" if is_damaged else "can not be loaded into this model"
+        reason = textwrap.shorten(last_line(error), _LONGEST_REASON)
+        raise TrainingError(f"{checkpoint.path}{':' * is_damaged} {what}: {reason}") from error

@@ -4,6 +4,7 @@ from megatron.training.checks.checkpoint import CHECKPOINT_CHECKS
 from megatron.training.checks.data import DATA_CHECKS
 from megatron.training.checks.experts import EXPERT_CHECKS
 from megatron.training.checks.kernels import KERNEL_CHECKS, QUANTIZED_KERNEL_CHECKS
+from megatron.training.checks.machine import MACHINE_CHECKS
 from megatron.training.checks.model import MODEL_CHECKS
 from megatron.training.checks.parallelism import PARALLELISM_CHECKS
 from megatron.training.checks.reporting import REPORTING_CHECKS
@@ -15,6 +16,7 @@ __all__ = [
     "DATA_CHECKS",
     "EXPERT_CHECKS",
     "KERNEL_CHECKS",
+    "MACHINE_CHECKS",
     "MODEL_CHECKS",
     "PARALLELISM_CHECKS",
     "QUANTIZED_KERNEL_CHECKS",

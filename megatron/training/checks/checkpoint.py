@@ -6,6 +6,10 @@ from megatron.training.checks.table import Check
 
 CHECKPOINT_CHECKS: tuple[Check, ...] = (
     (
+        lambda a: a.save_interval and not a.save,
+        "--save-interval needs --save",
+    ),
+    (
         lambda a: a.ckpt_step is not None and not a.load,
         "--ckpt-step {ckpt_step} says which checkpoint to load, and needs --load",
     ),

@@ -32,8 +32,4 @@ DATA_CHECKS: tuple[Check, ...] = (
         ),
         "--tokenizer-type {tokenizer_type} needs --tokenizer-model",
     ),
-    (
-        lambda a: a.save_interval and not a.save,
-        "--save-interval needs --save",
-    ),
 )

@@ -33,6 +33,10 @@ EXPERT_CHECKS: tuple[Check, ...] = (
         "--moe-ffn-hidden-size and --moe-shared-expert-intermediate-size need --num-experts",
     ),
     (
+        lambda a: a.num_experts is None and (a.moe_router_num_groups or a.moe_router_group_topk),
+        "--moe-router-num-groups and --moe-router-group-topk need --num-experts",
+    ),
+    (
         lambda a: a.num_experts is not None and a.num_experts % a.expert_model_parallel_size,
         "--num-experts {num_experts} is not a multiple of --expert-model-parallel-size {expert_model_parallel_size}",
     ),
@@ -46,8 +50,7 @@ EXPERT_CHECKS: tuple[Check, ...] = (
     ),
     (
         lambda a: (
-            a.num_experts is not None
-            and a.moe_router_topk == 1
+            a.moe_router_topk == 1
             and a.moe_router_score_function == "softmax"
             and not a.moe_router_pre_softmax
             and "sinkhorn" not in _balancing(a)

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from megatron.quantscope.flags.quantization import UNQUANTIZED
 from megatron.quantscope.gemm.recipe import QuantConfig
 from megatron.training.checks.table import Check
+from megatron.training.flags.kernels import ENGINE, LOCAL
 
-LOCAL, ENGINE = "local", "transformer_engine"
 NOT_QUANTIZED = "--quant-type mxfp8 or fp8_e4m3 quantises the GEMMs of the local layers"
 OF_THE_ENGINE = (  # flag, destination, default: without effect on local layers, so given for them they are a mistake
     ("--fp8-format", "fp8", None),

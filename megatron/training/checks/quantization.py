@@ -15,8 +15,6 @@ def check_quantization(args: argparse.Namespace) -> None:
         UsageError: for a value that is not allowed, a recipe file that can not be read, and layers that there are not.
     """
     try:
-        config = QuantConfig.from_namespace(args)
-        if config.rules is not None:
-            config.rules.require_layers(args.num_layers)
+        QuantConfig.from_namespace(args).require_layers(args.num_layers)
     except ValueError as error:
         raise UsageError(str(error)) from None

@@ -18,6 +18,12 @@ def _counts(args: argparse.Namespace) -> list[int]:
     return [batch // (args.micro_batch_size * args.data_parallel_size) for batch in batches]
 
 
+def _warms_up_past(args: argparse.Namespace, unit: str, end: str) -> bool:
+    """Whether the warm-up lasts until `end`, where the decay is over: both count from the start of training."""
+    last = getattr(args, end)
+    return last is not None and getattr(args, f"lr_warmup_{unit}") >= last
+
+
 SCHEDULE_CHECKS: tuple[Check, ...] = (
     (
         lambda a: not a.micro_batch_size,
@@ -44,6 +50,28 @@ SCHEDULE_CHECKS: tuple[Check, ...] = (
     (
         lambda a: a.lr_warmup_fraction is not None and (a.lr_warmup_iters or a.lr_warmup_samples),
         "--lr-warmup-fraction excludes --lr-warmup-iters and --lr-warmup-samples",
+    ),
+    (
+        lambda a: a.lr_warmup_fraction == 1,
+        "--lr-warmup-fraction 1 leaves nothing to decay in; warm up shorter",
+    ),
+    (
+        lambda a: _warms_up_past(a, "iters", "lr_decay_iters"),
+        "--lr-warmup-iters {lr_warmup_iters} is not below --lr-decay-iters {lr_decay_iters}; warm up shorter",
+    ),
+    (
+        lambda a: a.lr_decay_iters is None and _warms_up_past(a, "iters", "train_iters"),
+        "--lr-warmup-iters {lr_warmup_iters} is not below --train-iters {train_iters}, the default of "
+        "--lr-decay-iters; warm up shorter",
+    ),
+    (
+        lambda a: _warms_up_past(a, "samples", "lr_decay_samples"),
+        "--lr-warmup-samples {lr_warmup_samples} is not below --lr-decay-samples {lr_decay_samples}; warm up shorter",
+    ),
+    (
+        lambda a: a.lr_decay_samples is None and _warms_up_past(a, "samples", "train_samples"),
+        "--lr-warmup-samples {lr_warmup_samples} is not below --train-samples {train_samples}, the default of "
+        "--lr-decay-samples; warm up shorter",
     ),
     (
         lambda a: a.rampup_batch_size and not a.train_samples,

@@ -46,8 +46,10 @@ def _require_absent(args: argparse.Namespace, flag: str, destinations: tuple[str
 def _read(path: str, flag: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{flag}: {path} can not be read: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{flag}: {path} can not be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{flag}: {path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
 
 
 def _per_split(text: str, where: str) -> dict[str, list[str] | None]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from megatron.quantscope.flags import Flag, FlagGroup
 from megatron.quantscope.flags.values import positive_int
 
-TRANSFORMER_IMPLS = ("local", "transformer_engine")
+LOCAL, ENGINE = "local", "transformer_engine"
+TRANSFORMER_IMPLS = (LOCAL, ENGINE)
 ATTENTION_BACKENDS = ("auto", "flash", "fused", "unfused", "local")
 
 KERNEL_FLAGS = FlagGroup(
@@ -14,7 +15,7 @@ KERNEL_FLAGS = FlagGroup(
         Flag(
             name="--transformer-impl",
             choices=TRANSFORMER_IMPLS,
-            default="local",
+            default=LOCAL,
             help="modules that the layers are built of: local (megatron-core's own, default) or transformer_engine",
         ),
         Flag(

@@ -1,8 +1,8 @@
 """What the run's own quantisation does to an operand: the high-precision tensor against what its GEMM is given.
 
-Recipes, scale rules and gradient scales count. Of the GEMMs that an operand goes into, the first is looked at (fprop
-for x and w, dgrad for dy, scores for q and k, context for v, dp for do). A format with a scale for the whole tensor is
-given the amax of this rank's shard.
+Recipes, scale rules and gradient scales count. Of the GEMMs that an operand goes into, the first that has it quantised
+is looked at (where all do: fprop for x and w, dgrad for dy, scores for q and k, context for v, dp for do). A format
+with a scale for the whole tensor is given the amax of this rank's shard.
 
 On the CPU one read of the tensor does (`formats.measure_format`). On CUDA the very code that quantises in training runs
 once more, and its result is compared; nothing waits for the device: figures stay there until they are asked for.
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from megatron.quantscope.analysis.roles import role_of
-from megatron.quantscope.flags.quantization import UNQUANTIZED
 from megatron.quantscope.flags.values import NO_GRAD_SCALE, POW2_AMAX
 from megatron.quantscope.formats import Format, get_format, measure_format
 from megatron.quantscope.formats.scales import largest_magnitude
@@ -88,17 +87,15 @@ def measure_operand(
         None where nothing is quantised: of results, of operands in high precision, and of formats that change nothing.
     """
     role = role_of(layer_type, tensor_name)
-    if not role.uses or layer_type not in _KINDS or role.uses[0].gemm not in formats:
+    found = role.first_quantised(formats)
+    if found is None or layer_type not in _KINDS or get_format(found[1]).is_identity_for(tensor.dtype):
         return None
-    quant, gemm = _KINDS[layer_type].from_formats(formats), role.uses[0].gemm
-    name = quant.gemms[gemm][role.symbol]
-    if name == UNQUANTIZED or get_format(name).is_identity_for(tensor.dtype):
-        return None
-    operand, axis = role.uses[0].view(tensor.detach(), head_dim)
+    use, fmt, quant = role.uses[found[0]], get_format(found[1]), _KINDS[layer_type].from_formats(formats)
+    operand, axis = use.view(tensor.detach(), head_dim)
     if operand.device.type == CPU:
-        scale = _scale_of(operand, role.symbol, quant, get_format(name))
-        return _measure(operand, scale, get_format(name), axis, quant.scale_rule)
-    return _compare(operand, quant.quantize(operand, gemm, role.symbol, axis=axis))
+        scale = _scale_of(operand, role.symbol, quant, fmt)
+        return _measure(operand, scale, fmt, axis, quant.scale_rule)
+    return _compare(operand, quant.quantize(operand, use.gemm, role.symbol, axis=axis))
 
 
 def _scale_of(x: Tensor, symbol: str, quant: OperandFormats, fmt: Format) -> float:

@@ -5,7 +5,8 @@ the trainer, on the ranks of `--profile-ranks`. With a GPU and without `--use-py
 which `nsys profile --capture-range=cudaProfilerApi` waits for. torch's profiler writes `rank<r>.<time>.pt.trace.json`,
 which Perfetto, chrome://tracing and TensorBoard's profile plugin open. Profiling changes no number of the training.
 
-A run that ends within the range ends its profile too, and what was recorded until then is written.
+A run that ends within the range ends its profile too, and what was recorded until then is written. One that ends before
+the range says so.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ class _Recorder:
         self._first, self._behind = args.profile_step_start, args.profile_step_end
         self._recording = recording
         self._iteration = 0
-        self._open = False
+        self._entered = self._open = False
 
     def begin(self) -> None:
         if self._iteration == self._first:
             self._recording.__enter__()
-            self._open = True
+            self._entered = self._open = True
 
     def end(self) -> None:
         self._iteration += 1
@@ -60,6 +61,15 @@ class _Recorder:
         if self._open:
             self._open = False
             self._recording.__exit__(None, None, None)
+
+    def report_missed(self) -> None:
+        """Say so, if training ended before the range began."""
+        if not self._entered:
+            print(
+                f"--profile: training ended after {self._iteration} iterations, before iteration {self._first + 1} of "
+                f"this start: nothing was profiled on rank {dist.get_rank()}",
+                flush=True,
+            )
 
 
 class _Idle:
@@ -97,6 +107,7 @@ def profiling(args: argparse.Namespace) -> Iterator[Profiler]:
             yield recorder
         finally:
             recorder.close()
+        recorder.report_missed()
 
 
 def trace_directory(args: argparse.Namespace) -> Path:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -76,6 +77,7 @@ class ProgressLog:
     args: argparse.Namespace
     timers: Timers | None = None
     _since_line: list[Report] = field(default_factory=list)
+    _evaluations: set[tuple[str, int]] = field(default_factory=set)
     _writer: Any = None
 
     def __post_init__(self) -> None:
@@ -101,12 +103,17 @@ class ProgressLog:
 
     def add_evaluation(self, name: str, iteration: int, loss: float) -> None:
         """Print and write the loss of an evaluation on the `name` data."""
+        self._evaluations.add((name, iteration))
         perplexity = math.exp(min(LARGEST_EXPONENT, loss))
         line = f" {name} loss at iteration {iteration} | lm loss value: {loss:.6E} | lm loss PPL: {perplexity:.6E} | "
         print_rank_last("-" * len(line) + "\n" + line + "\n" + "-" * len(line))
         if self._writer is not None:
             self._writer.add_scalar(f"lm loss {name}", loss, iteration)
             self._writer.add_scalar(f"lm loss {name} ppl", perplexity, iteration)
+
+    def has_evaluation(self, name: str, iteration: int) -> bool:
+        """Whether the loss on the `name` data is known for the weights after `iteration`."""
+        return (name, iteration) in self._evaluations
 
     def note(self, event: str, iteration: int | None = None) -> None:
         """With --log-progress, append a line about the job to `progress.txt` in --save, on the first rank."""
@@ -131,9 +138,9 @@ class ProgressLog:
 
 
 def log_line(args: argparse.Namespace, reports: list[Report]) -> str:
-    """One line over `reports`, the iterations since the line before: their mean loss and time, the last one's rest."""
+    """One line over `reports`, the iterations since the line before: mean losses and time, the rest of the last."""
     report = reports[-1]
-    finite = [each.loss for each in reports if math.isfinite(each.loss) and not each.skipped]
+    counted = [each for each in reports if math.isfinite(each.loss) and not each.skipped] or [report]
     seconds = sum(each.seconds for each in reports) / len(reports)
     total = args.train_iters
     rate = teraflops_per_rank(args, report.global_batch_size, seconds)
@@ -144,8 +151,8 @@ def log_line(args: argparse.Namespace, reports: list[Report]) -> str:
         f"throughput per GPU (TFLOP/s/GPU): {rate:.1f}" if args.log_throughput else None,
         f"learning rate: {report.learning_rate:.6E}",
         f"global batch size: {report.global_batch_size:5d}",
-        f"lm loss: {sum(finite) / len(finite):.6E}" if finite else f"lm loss: {report.loss}",
-        *(f"{name}: {value:.6E}" for name, value in report.router_losses.items()),
+        f"lm loss: {_figure(fmean(each.loss for each in counted))}",
+        *(f"{name}: {_figure(fmean(each.router_losses[name] for each in counted))}" for name in report.router_losses),
         f"loss scale: {report.loss_scale:.1f}",
         None if report.grad_norm is None else f"grad norm: {report.grad_norm:.3f}",
         None if report.zeros is None else f"num zeros: {report.zeros:.0f}",
@@ -154,6 +161,11 @@ def log_line(args: argparse.Namespace, reports: list[Report]) -> str:
         f"number of nan iterations: {sum(not math.isfinite(each.loss) for each in reports):3d} |",
     )
     return " | ".join(part for part in parts if part is not None)
+
+
+def _figure(value: float) -> str:
+    """As Megatron-LM prints losses; nan and inf in lower case."""
+    return f"{value:.6E}" if math.isfinite(value) else str(value)
 
 
 def scalars(args: argparse.Namespace, report: Report) -> dict[str, float]:
@@ -204,10 +216,19 @@ def require_tensorboard(args: argparse.Namespace) -> None:
     """
     try:
         import torch.utils.tensorboard  # noqa: F401
-
-        Path(args.tensorboard_dir).mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=args.tensorboard_dir).close()
     except ImportError:
         raise UsageError("--tensorboard-dir needs the package tensorboard") from None
+    try:
+        make_writable(Path(args.tensorboard_dir))
     except OSError as error:
         raise UsageError(f"--tensorboard-dir: {args.tensorboard_dir} can not be written: {error.strerror}") from None
+
+
+def make_writable(directory: Path) -> None:
+    """Make `directory`, if it is not there, and see that a file can be written into it.
+
+    Raises:
+        OSError: when it can not.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=directory).close()

@@ -3,6 +3,10 @@
 They are no part of `lm loss`: megatron-core adds their gradients in backward, and notes their values, without their
 coefficients, where they are computed. Here they are read and set back to 0 once an iteration. Evaluation and the first
 pass of activation recomputation leave no note.
+
+megatron-core averages its notes over too few ranks, and each version over others: the z-loss is left at one rank's in
+0.16, and at one tensor parallel rank's in 0.14 and 0.15, though under sequence parallelism each has its own tokens. A
+mean over all ranks that share the router is right after any of them: of equal values it is the same again.
 """
 
 from __future__ import annotations
@@ -11,7 +15,9 @@ import argparse
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from megatron.core import parallel_state
 from megatron.core.transformer.moe.moe_utils import track_moe_metrics
 
 # Kind of balancing loss -> what megatron-core calls its note.
@@ -51,7 +57,17 @@ def router_losses(args: argparse.Namespace, micro_batches: int) -> dict[str, flo
             num_layers=args.num_layers,
             moe_layer_freq=args.moe_layer_freq,
         )
-    return {name: float(found[name]) for name in names}
+    return _mean_over_ranks({name: found[name] for name in names})
+
+
+def _mean_over_ranks(found: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Of the ranks with the same layers: all of them have as many tokens of an iteration."""
+    if not found:
+        return {}
+    group = parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
+    sums = torch.stack(list(found.values()))
+    dist.all_reduce(sums, group=group)
+    return dict(zip(found, (sums / group.size()).tolist(), strict=True))
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -31,7 +31,9 @@ from megatron.quantscope.capture import CaptureSession
 from megatron.quantscope.capture.metadata import BACKWARD, TensorMetadata
 from megatron.quantscope.capture.site import Shown
 from megatron.quantscope.formats import TensorStatistics, merge
+from megatron.training.failure import TrainingError
 from megatron.training.reporting.own_format import OperandDamage, measure_operand
+from megatron.training.reporting.progress import make_writable
 
 WEIGHT = "weight"
 PERCENT = 100.0
@@ -137,12 +139,20 @@ def exponent_histogram(statistics: TensorStatistics) -> dict[str, Any]:
 
 
 def show_tensors(args: argparse.Namespace, session: CaptureSession, at_the_end: contextlib.ExitStack) -> None:
-    """Write what `session` sees for TensorBoard, if that is asked for; to be called before its closing is arranged."""
+    """Write what `session` sees for TensorBoard, if that is asked for; to be called before its closing is arranged.
+
+    Raises:
+        TrainingError: when this rank's directory can not be written.
+    """
     if not args.tensorboard_dir or not session.config.keeps_blocks:
         return
     from torch.utils.tensorboard import SummaryWriter
 
     directory = Path(args.tensorboard_dir) / f"rank{dist.get_rank()}"
+    try:
+        make_writable(directory)
+    except OSError as error:
+        raise TrainingError(f"--tensorboard-dir: {directory} can not be written: {error.strerror}") from None
     rows = TensorBoardRows(
         SummaryWriter(log_dir=str(directory), max_queue=args.tensorboard_queue_size), args.tensorboard_log_interval
     )

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from megatron.training.checkpoint.architecture import (
+    ARCHITECTURE,
     apply_architecture,
     architecture_of,
     read_architecture,
@@ -12,6 +13,22 @@ from megatron.training.checkpoint.architecture import (
     write_architecture,
 )
 from megatron.training.failure import UsageError
+from megatron.training.flags.experts import EXPERT_FLAGS
+from megatron.training.flags.model import MODEL_FLAGS
+
+# What each run chooses anew: other values give other numbers in training or another precision, not another model.
+OF_A_RUN = {
+    "attention_dropout",
+    "hidden_dropout",
+    "moe_input_jitter_eps",
+    "moe_router_bias_update_rate",
+    "moe_aux_loss_coeff",
+    "moe_z_loss_coeff",
+    "moe_router_dtype",
+    "moe_token_dispatcher_type",
+    "moe_pad_expert_input_to_capacity",  # with rows that count for nothing
+}
+OTHER_SPELLINGS = {"use_rotary_position_embeddings", "deprecated_use_mcore_models"}
 
 LLAMA = {
     "num_layers": 3,
@@ -43,6 +60,59 @@ def test_round_trip_over_another_command_line(parse, tmp_path):
     assert {name: getattr(other, name) for name in expected} == expected
     assert other.add_bias_linear is False
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.json"]
+
+
+def test_every_flag_of_the_model_is_of_the_architecture_or_of_a_run():
+    flags = [flag for group in (MODEL_FLAGS, EXPERT_FLAGS) for flag in group.flags if not flag.refused]
+    known = {flag.dest or flag.name[2:].replace("-", "_") for flag in flags}
+    assert known == set(ARCHITECTURE) | OF_A_RUN | OTHER_SPELLINGS
+    assert not set(ARCHITECTURE) & OF_A_RUN
+
+
+MIXTURE = {
+    "num_experts": 4,
+    "disable_bias_linear": True,
+    "moe_router_score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+    "moe_router_num_groups": 2,
+    "moe_router_group_topk": 1,
+    "moe_router_topk": 1,
+    "moe_router_topk_scaling_factor": 2.5,
+    "moe_expert_capacity_factor": 1.5,
+    "moe_token_drop_policy": "position",
+}
+
+
+def test_round_trip_of_a_mixture(parse, tmp_path):
+    write_architecture(tmp_path, architecture_of(parse(**MIXTURE)))
+    other = parse()
+    apply_architecture(other, tmp_path)
+    expected = {name: value for name, value in MIXTURE.items() if name != "disable_bias_linear"}
+    assert {name: getattr(other, name) for name in expected} == expected
+
+
+BALANCING = "moe_router_load_balancing_type"
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "applied"),
+    [
+        ("sinkhorn", "aux_loss", "sinkhorn"),
+        ("aux_loss", "seq_aux_loss", "seq_aux_loss"),
+        ("none", ["aux_loss", "seq_aux_loss"], ["aux_loss", "seq_aux_loss"]),
+    ],
+)
+def test_of_the_ways_to_balance_only_the_one_that_routes_is_of_the_model(parse, tmp_path, there, here, applied):
+    write_architecture(tmp_path, architecture_of(parse(num_experts=4, **{BALANCING: there})))
+    args = parse(num_experts=4, moe_aux_loss_coeff=[0.1] * (1 if isinstance(here, str) else 2), **{BALANCING: here})
+    ours = architecture_of(args)
+    if there == "sinkhorn":
+        with pytest.raises(UsageError, match=f"{BALANCING} is sinkhorn there and none here"):
+            require_same_architecture(ours, tmp_path, "")
+    else:
+        require_same_architecture(ours, tmp_path, "")
+    apply_architecture(args, tmp_path)
+    assert getattr(args, BALANCING) == applied
 
 
 def test_the_vocabulary_is_the_models_before_padding(parse):
@@ -106,6 +176,11 @@ class TestSameArchitecture:
     def test_what_does_not_concern_the_weights_is_passed_by(self, tmp_path, stored, ours):
         (tmp_path / "model.json").write_text(json.dumps(stored))
         require_same_architecture(ours, tmp_path, "")
+
+    def test_a_flag_that_is_not_given_here_differs(self, tmp_path):
+        (tmp_path / "model.json").write_text('{"moe_router_num_groups": 2}')
+        with pytest.raises(UsageError, match="moe_router_num_groups is 2 there and None here"):
+            require_same_architecture({"moe_router_num_groups": None}, tmp_path, "")
 
     def test_new_directory(self, tmp_path):
         require_same_architecture({"num_layers": 2}, tmp_path / "new", "")

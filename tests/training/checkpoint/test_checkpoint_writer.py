@@ -57,6 +57,19 @@ def test_in_the_background_it_is_named_when_it_is_whole(writes, tmp_path):
     writer.poll()
 
 
+@pytest.mark.parametrize("in_background", [False, True])
+def test_who_asks_is_told_when_it_is_complete(writes, tmp_path, in_background):
+    told = []
+    writer = CheckpointWriter(
+        in_background=in_background,
+        on_complete=lambda name: told.append((name, checkpoint_directory.latest(tmp_path).iteration)),
+    )
+    writes(writer, tmp_path, "1")
+    assert told == ([] if in_background else [("1", 1)])
+    writer.finish()
+    assert told == [("1", 1)]
+
+
 def test_polling_does_not_wait(writes, tmp_path):
     writer = CheckpointWriter(in_background=True)
     writes(writer, tmp_path, "1")

@@ -52,6 +52,20 @@ def test_operands_of_a_linear_run_along_the_sum(quant_type, name):
     assert found.sqnr_db == pytest.approx(independent.sqnr_db, abs=1e-6)
 
 
+def test_an_operand_that_only_its_second_gemm_has_quantised_is_cut_as_that_one_does():
+    formats = linear_formats(quant_type="mxfp4", operands=("dgrad", "wgrad"))
+    x, w = tensor_of(SEQUENCE, SAMPLES, FEATURES), tensor_of(64, FEATURES)
+    by_token = x.reshape(-1, FEATURES)
+    same(
+        OperandDamage.of(measure_operand(x, "linear", "input", formats)),
+        reference(by_token, fake_quantize(by_token, "mxfp4", axis=0)),
+    )
+    same(
+        OperandDamage.of(measure_operand(w, "linear", "weight", formats)),
+        reference(w, fake_quantize(w, "mxfp4", axis=0)),
+    )
+
+
 def test_scale_rule_and_backward_type_count():
     formats = linear_formats(quant_type="mxfp8", backward_type="mxfp4", scale_rule="rceil")
     x = tensor_of(SEQUENCE, SAMPLES, FEATURES)

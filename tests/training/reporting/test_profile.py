@@ -76,6 +76,15 @@ class TestTorchProfiler:
             train()
         assert sizes_in(tmp_path / "board") == [16]
 
+    @pytest.mark.parametrize("iterations", [0, 1])
+    def test_a_run_that_ends_before_says_so(self, args, tmp_path, capsys, iterations):
+        run(args, iterations)
+        assert not (tmp_path / "board").exists()
+        assert capsys.readouterr().out == (
+            f"--profile: training ended after {iterations} iterations, before iteration 2 of this start: nothing was "
+            "profiled on rank 0\n"
+        )
+
     def test_other_ranks_are_not_profiled(self, args, tmp_path, capsys):
         args.profile_ranks = [1]
         run(args)

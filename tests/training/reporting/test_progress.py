@@ -75,6 +75,15 @@ def test_line_over_several_iterations(args):
     assert line.endswith("number of skipped iterations:   1 | number of nan iterations:   1 |")
 
 
+def test_the_routers_losses_are_means_as_the_loss_beside_them(args):
+    reports = [
+        report(loss=8.0, router_losses={"z_loss": 2.0}),
+        report(loss=99.0, router_losses={"z_loss": 50.0}, skipped=True),
+        report(loss=6.0, router_losses={"z_loss": 5.0}),
+    ]
+    assert "lm loss: 7.000000E+00 | z_loss: 3.500000E+00 | loss scale" in log_line(args, reports)
+
+
 @pytest.mark.parametrize("loss", [11.0, 0.25, 1e-9, 123456.0, float("nan"), float("inf")])
 def test_the_drivers_read_the_loss(args, loss):
     found = re.findall(r"lm loss: (\S+)", log_line(args, [report(loss=loss)]))
