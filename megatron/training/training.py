@@ -66,18 +66,11 @@ def build(args: argparse.Namespace, at_the_end: contextlib.ExitStack, start: flo
     log = ProgressLog(args)
     at_the_end.callback(log.close)
     datasets = build_datasets(args, tokenizer)
-    args.weights_are_loaded = loads_weights(args)
-    model = wrap_for_training(args, build_bare_chunks(args))
-    optimizer = None if args.skip_train else build_optimizer(args, model)
-    scheduler = None if optimizer is None else build_scheduler(args, optimizer)
-    state = TrainingState(model, optimizer, scheduler, Progress())
-    if args.weights_are_loaded:
-        checkpointing.load_checkpoint(args, state)
-    connect(args, model, optimizer)
-    log.timers = attach_timers(args, model, optimizer)
-    modules = print_recipe(recipe, model, args.num_layers)
+    state = _build_state(args)
+    log.timers = attach_timers(args, state.model, state.optimizer)
+    modules = print_recipe(recipe, state.model, args.num_layers)
     enabled = capture.enabled and not args.tensor_check_interference  # which attaches it when its turn has come
-    session = attach(args, model, recipe, replace(capture, enabled=enabled), modules)
+    session = attach(args, state.model, recipe, replace(capture, enabled=enabled), modules)
     if session is not None:
         show_tensors(args, session, at_the_end)
         at_the_end.callback(close_capture, session)
@@ -92,6 +85,19 @@ def build(args: argparse.Namespace, at_the_end: contextlib.ExitStack, start: flo
         exit_signal=exit_signal,
         start=start,
     )
+
+
+def _build_state(args: argparse.Namespace) -> TrainingState:
+    """Model, optimizer and schedules: new, or from --load."""
+    args.weights_are_loaded = loads_weights(args)
+    model = wrap_for_training(args, build_bare_chunks(args))
+    optimizer = None if args.skip_train else build_optimizer(args, model)
+    scheduler = None if optimizer is None else build_scheduler(args, optimizer)
+    state = TrainingState(model, optimizer, scheduler, Progress())
+    if args.weights_are_loaded:
+        checkpointing.load_checkpoint(args, state)
+    connect(args, model, optimizer)
+    return state
 
 
 def _evaluate_at_the_end(run: Run) -> None:

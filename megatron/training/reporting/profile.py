@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from megatron.training.console import print_rank_0
-from megatron.training.failure import TrainingError, UsageError
+from megatron.training.failure import TrainingError
 
 MEMORY_EVENTS = 100_000  # allocations and their ends that are remembered, the latest ones
 
@@ -85,19 +85,14 @@ def profiling(args: argparse.Namespace) -> Iterator[Profiler]:
     """A profiler as `args` ask for, for the length of the block; one that does nothing on ranks not asked about.
 
     Raises:
-        UsageError: for what this machine does not have.
         TrainingError: when the history of memory can not be written.
     """
-    if args.record_memory_history and not torch.cuda.is_available():
-        raise UsageError("--record-memory-history records the memory of a GPU, and there is none")
     with _memory_history(args):
         if not args.profile:
             yield _Idle()
             return
         by_torch = args.use_pytorch_profiler or not torch.cuda.is_available()
         if by_torch and not args.use_pytorch_profiler:
-            if not (args.tensorboard_dir or args.save):
-                raise UsageError("--profile without a GPU writes a trace to --tensorboard-dir or --save: give one")
             print_rank_0("--profile: Nsight Systems needs CUDA; without a GPU this is torch's profiler")
         if dist.get_rank() not in args.profile_ranks:
             yield _Idle()
