@@ -65,10 +65,12 @@ def assert_same_training(run, reference, *, after=0):
         assert ours == pytest.approx(theirs[after:], abs=tolerance, rel=0), name
 
 
+@pytest.mark.matrix
 def test_data_parallel_ranks_train_as_one(data_parallel, one_rank):
     assert_same_training(data_parallel[0], one_rank[0])
 
 
+@pytest.mark.matrix
 def test_data_parallel_ranks_share_out_the_samples(data_parallel):
     """Every sample of the stream on one rank, in the iteration whose turn it is."""
     capture = data_parallel[1]
@@ -84,10 +86,12 @@ def test_data_parallel_ranks_share_out_the_samples(data_parallel):
     assert {(record.rank, record.parallel["dp_rank"]) for record in capture.records} == {(0, 0), (1, 1)}
 
 
+@pytest.mark.matrix
 def test_pipeline_stages_go_on_from_one_ranks_checkpoint(pipeline_parallel, one_rank):
     assert_same_training(pipeline_parallel[0], one_rank[0], after=SAVED)
 
 
+@pytest.mark.matrix
 def test_pipeline_stages_keep_global_layer_numbers(pipeline_parallel):
     capture = pipeline_parallel[1]
     assert not capture.problems
@@ -103,6 +107,7 @@ def test_pipeline_stages_keep_global_layer_numbers(pipeline_parallel):
     }
 
 
+@pytest.mark.matrix
 def test_sequence_parallel_ranks_go_on_from_one_ranks_checkpoint(one_rank):
     """The norms see half the sequence each, and their gradients are added; the weights are split while loading."""
     flags = ["--tensor-model-parallel-size", 2, "--sequence-parallel", "--load", one_rank[1]]

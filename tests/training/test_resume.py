@@ -62,6 +62,7 @@ def test_without_the_optimizers_state_only_the_next_loss_is_the_same(whole, stop
     assert resumed.losses[1] != uninterrupted.losses[SAVED + 1]
 
 
+@pytest.mark.matrix
 def test_without_a_random_state_everything_else_goes_on(stopped, tmp_path):
     """Written without it, a checkpoint still gives weights, moments, schedules and the place in the data."""
     without_dropout = [*FLAGS, "--attention-dropout", 0, "--hidden-dropout", 0]

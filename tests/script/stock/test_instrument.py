@@ -63,6 +63,7 @@ def instrument(*arguments, **environment):
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.matrix
 def test_core_is_ours_over_theirs_and_everything_else_is_theirs(tree):
     """Also where this tree is first on PYTHONPATH, with its own megatron.training."""
     result = instrument(tree / "pretrain_gpt.py", "--num-layers", 2, "--quant-type", "mxfp8", PYTHONPATH=str(ROOT))
