@@ -126,7 +126,7 @@ def test_the_report_says_what_each_tensor_was_quantised_to(train, tmp_path):
     program = [sys.executable, str(ROOT / "script" / "visualization" / "tensor_visualizer.py"), "--max_workers", "1"]
     subprocess.run([*program, "--tensor_dir", tmp_path / "c", "--output_dir", tmp_path / "out"], check=True)
     text = (tmp_path / "out" / "tensor_stats.txt").read_text()
-    assert "-- a mixed run: what the operands were quantised to along their first GEMM\n" in text
+    assert "-- a mixed run: what the operands were quantised to" in text
     assert "mxfp4 in layer 0: fc1.x, fc1.w, fc1.dy\nhifp8 in layer 1: fc1.x, fc1.w, fc1.dy\n" in text
     assert (tmp_path / "out" / "layer_analysis" / "underflow_two.png").is_file()
     assert "<title>" in (tmp_path / "out" / "report.html").read_text()
