@@ -25,6 +25,7 @@ from megatron.quantscope.flags.quantization import UNQUANTIZED
 from megatron.quantscope.gemm import QuantConfig
 from megatron.quantscope.gemm.resolved import ResolvedModule, grouped
 
+MB = 1e6
 _DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
@@ -83,6 +84,30 @@ def run_info(args: argparse.Namespace, compute_dtype: torch.dtype) -> dict[str, 
         },
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }
+
+
+def gradient_scale(args: argparse.Namespace, optimizer: Any) -> float:
+    """What this iteration's gradients are multiplied by, against their part in the gradient of the mean loss.
+
+    A rank's loss is the mean over its own micro-batches, times the loss scale; DistributedDataParallel takes the mean
+    over data and context parallel ranks when the gradients of weights are complete. With --calculate-per-token-loss a
+    rank's loss is a sum, ranks are added up, and the number of tokens is divided off at the end: gradients are then
+    those of the summed loss, times the loss scale.
+    """
+    scaled = args.fp16 or args.loss_scale
+    loss_scale = float(optimizer.get_loss_scale()) if scaled else 1.0  # waits for the device, hence not always
+    if args.calculate_per_token_loss:
+        return loss_scale
+    return loss_scale * parallel_state.get_data_parallel_world_size(with_context_parallel=True)
+
+
+def kept(session: CaptureSession) -> str:
+    """What a closed session has kept, in the line that the first rank prints."""
+    summary = session.summary()
+    return (
+        f"kept {summary.files} files, {summary.bytes / MB:.1f} MB, {summary.rows} rows of {summary.iterations} "
+        f"iterations on rank 0 in {session.config.directory}"
+    )
 
 
 def _open_session(recipe: QuantConfig, config: CaptureConfig, info: dict[str, Any]) -> CaptureSession:

@@ -18,7 +18,6 @@ from megatron.training.console import print_rank_0
 from megatron.training.failure import TrainingError, UsageError
 from megatron.training.model import compute_dtype
 
-MB = 1e6
 UNLIMITED = sys.maxsize
 
 
@@ -116,11 +115,7 @@ def close_capture(session: CaptureSession) -> None:
     session.close()
     if session.config.dry_run:
         return
-    summary = session.summary()
-    print_rank_0(
-        f"kept {summary.files} files, {summary.bytes / MB:.1f} MB, {summary.rows} rows of {summary.iterations} "
-        f"iterations on rank 0 in {session.config.directory}"
-    )
+    print_rank_0(attachment.kept(session))
     if session.failed and session.config.stop_on_error:
         raise TrainingError(f"--tensor-on-error stop: {session.failed}")
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from megatron.core import parallel_state
+from megatron.core.attachment import gradient_scale
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.optimizer import MegatronOptimizer
@@ -82,21 +83,6 @@ def summed_loss(
     count = loss_mask.sum()
     reported = {LOSS: torch.stack([total.detach(), count])}
     return total if weight is None else total * weight, count.to(torch.int), reported
-
-
-def gradient_scale(args: argparse.Namespace, optimizer: MegatronOptimizer) -> float:
-    """What this iteration's gradients are multiplied by, against their part in the gradient of the mean loss.
-
-    A rank's loss is the mean over its own micro-batches, times the loss scale; DistributedDataParallel takes the mean
-    over data and context parallel ranks when the gradients of weights are complete. With --calculate-per-token-loss a
-    rank's loss is a sum, ranks are added up, and the number of tokens is divided off at the end: gradients are then
-    those of the summed loss, times the loss scale.
-    """
-    scaled = args.fp16 or args.loss_scale
-    loss_scale = float(optimizer.get_loss_scale()) if scaled else 1.0  # waits for the device, hence not always
-    if args.calculate_per_token_loss:
-        return loss_scale
-    return loss_scale * parallel_state.get_data_parallel_world_size(with_context_parallel=True)
 
 
 def connect(

@@ -32,7 +32,6 @@ from megatron.quantscope.gemm import QuantConfig
 from megatron.quantscope.gemm.resolved import table
 from script.stock import flags
 
-MB = 1e6
 _COLLECTED = "all iterations that were to be collected are (--control-iter)"
 _GRAD_NORM = 5  # place of the gradient norm in what train_step returns; the losses come first
 
@@ -74,11 +73,9 @@ class Instruments:
         if session is None:
             return
         session.close()
-        summary = session.summary()
-        _print_rank_0(
-            f"kept {summary.files} files, {summary.bytes / MB:.1f} MB, {summary.rows} rows of {summary.iterations} "
-            f"iterations on rank 0 in {session.config.directory}"
-        )
+        from megatron.core.attachment import kept
+
+        _print_rank_0(kept(session))
         if session.failed and session.config.stop_on_error:
             raise CaptureError(f"--tensor-on-error stop: {session.failed}")
 
@@ -116,10 +113,12 @@ class Instruments:
             session = self._session
             if session is None:
                 return upstream(forward_step, data, model, optimizer, *others, **options)
+            from megatron.core.attachment import gradient_scale
+
             args = _args()
             session.begin_iteration(args.curr_iteration)
             learning_rate = optimizer.param_groups[0]["lr"]
-            told = _telling_micro_batches(forward_step, session, args, _gradient_scale(args, optimizer))
+            told = _telling_micro_batches(forward_step, session, args, gradient_scale(args, optimizer))
             result = upstream(told, data, model, optimizer, *others, **options)
             session.end_iteration(_scalars(result, learning_rate))
             return result
@@ -187,16 +186,6 @@ def sample_indices(args: argparse.Namespace, micro_batch: int) -> range:
     place = micro_batch * parallel_state.get_data_parallel_world_size() + parallel_state.get_data_parallel_rank()
     first = args.consumed_train_samples + place * args.micro_batch_size
     return range(first, first + args.micro_batch_size)
-
-
-def _gradient_scale(args: argparse.Namespace, optimizer: Any) -> float:
-    """What this iteration's gradients are multiplied by, against their part in the gradient of the mean loss."""
-    from megatron.core import parallel_state
-
-    loss_scale = float(optimizer.get_loss_scale()) if args.fp16 or args.loss_scale else 1.0
-    if args.calculate_per_token_loss:
-        return loss_scale
-    return loss_scale * parallel_state.get_data_parallel_world_size(with_context_parallel=True)
 
 
 def _scalars(result: tuple[Any, ...], learning_rate: float) -> dict[str, float]:

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from megatron.core.attachment import gradient_scale
 from megatron.training.data.batches import MicroBatch
-from megatron.training.steps import LOSS, ForwardStep, gradient_scale, summed_loss
+from megatron.training.steps import LOSS, ForwardStep, summed_loss
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

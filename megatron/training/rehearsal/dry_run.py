@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from megatron.core.attachment import gradient_scale
 from megatron.core.num_microbatches_calculator import (
     get_current_global_batch_size,
     get_num_microbatches,
@@ -31,7 +32,7 @@ from megatron.training.console import print_rank_0
 from megatron.training.data.batches import micro_batches
 from megatron.training.failure import SharedFailure, UsageError
 from megatron.training.loop import Run
-from megatron.training.steps import ForwardStep, gradient_scale, run_micro_batches
+from megatron.training.steps import ForwardStep, run_micro_batches
 
 MANIFEST_ROW_BYTES = 2_000  # of a manifest, a row: rounded up from what rows were seen to take
 NUMBERS = (1, 2, 3)  # columns of the table
